@@ -1,0 +1,36 @@
+# The shared and the static library, made of all rooms, and their installation.
+get_property(rooms GLOBAL PROPERTY tensorferry_rooms)
+list(TRANSFORM rooms REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+
+add_library(tensorferry SHARED ${objects})
+set_target_properties(tensorferry PROPERTIES VERSION ${PROJECT_VERSION}
+                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+target_link_libraries(tensorferry PRIVATE ${LIBURING} ${LIBAIO} Threads::Threads)
+# Nothing of the archives that are linked in may be seen from outside.
+target_link_options(tensorferry PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+
+add_library(tensorferry_static STATIC ${objects})
+set_target_properties(tensorferry_static PROPERTIES OUTPUT_NAME tensorferry EXPORT_NAME static)
+target_link_libraries(tensorferry_static INTERFACE uring aio Threads::Threads)
+
+foreach(library tensorferry tensorferry_static)
+  target_include_directories(${library} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                  $<INSTALL_INTERFACE:include>)
+  target_compile_features(${library} INTERFACE cxx_std_20)
+endforeach()
+add_library(tensorferry::tensorferry ALIAS tensorferry)
+add_library(tensorferry::static ALIAS tensorferry_static)
+
+include(CMakePackageConfigHelpers)
+set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tensorferry)
+configure_package_config_file(cmake/tensorferryConfig.cmake.in tensorferryConfig.cmake
+                              INSTALL_DESTINATION ${config_dir})
+write_basic_package_version_file(tensorferryConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+configure_file(cmake/tensorferry.pc.in tensorferry.pc @ONLY)
+
+install(TARGETS tensorferry tensorferry_static EXPORT tensorferryTargets)
+install(EXPORT tensorferryTargets NAMESPACE tensorferry:: DESTINATION ${config_dir})
+install(DIRECTORY include/tensorferry DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_BINARY_DIR}/tensorferryConfig.cmake
+              ${PROJECT_BINARY_DIR}/tensorferryConfigVersion.cmake DESTINATION ${config_dir})
+install(FILES ${PROJECT_BINARY_DIR}/tensorferry.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

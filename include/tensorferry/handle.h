@@ -1,0 +1,91 @@
+// What a user opens: an engine, its workers, its limits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tensorferry/error.h"
+#include "tensorferry/export.h"
+#include "tensorferry/file.h"
+#include "tensorferry/operation.h"
+#include "tensorferry/options.h"
+#include "tensorferry/stats.h"
+
+namespace tensorferry {
+
+namespace handle {
+class Conductor;
+}
+
+struct ReadTransfer {
+  std::span<std::byte> memory;
+  File file;
+  std::uint64_t offset = 0;
+};
+
+struct WriteTransfer {
+  std::span<const std::byte> memory;
+  File file;
+  std::uint64_t offset = 0;
+};
+
+// All members may be called from any number of threads at once. Any memory address, length and
+// file offset is exact; aligned memory is used in place, the rest goes through bounded slots. More
+// operations than the queue holds wait, they do not fail.
+//
+// After fork() a Handle belongs to the parent; in the child its use is an Error and its destruction
+// is safe.
+class TENSORFERRY_EXPORT Handle {
+ public:
+  // Throws Error for settings out of range and for an explicit engine that cannot be had.
+  explicit Handle(HandleOptions options = {});
+
+  // Cancels what is in flight and waits until the kernel has let go of every buffer.
+  ~Handle();
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+
+  // Return at once. What can be known at once (a missing file, an offset out of range) throws
+  // here; everything later is the operation's error. A read past the end of the file is an error;
+  // a write extends the file but never truncates it.
+  Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0);
+  Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0);
+  Operation write(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
+                  Durability durability = Durability::none);
+  Operation write(std::span<const std::byte> memory, const std::string& path,
+                  std::uint64_t offset = 0, Durability durability = Durability::none);
+
+  // Many transfers as one operation. Neighbours in one file become one request. Transfers of one
+  // write_many must not overlap (EINVAL).
+  Operation read_many(std::span<const ReadTransfer> transfers);
+  Operation write_many(std::span<const WriteTransfer> transfers,
+                       Durability durability = Durability::none);
+
+  // Return when done, or throw. A small transfer is made by the calling thread itself.
+  void read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0);
+  void read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0);
+  void write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
+                 Durability durability = Durability::none);
+  void write_now(std::span<const std::byte> memory, const std::string& path,
+                 std::uint64_t offset = 0, Durability durability = Durability::none);
+
+  // Makes what was written to `file` before this call durable. A failed sync is never retried.
+  Operation sync(const File& file, Durability durability = Durability::data);
+
+  [[nodiscard]] const HandleOptions& options() const noexcept;  // as given
+  [[nodiscard]] std::string_view engine() const;                // the one in use
+  [[nodiscard]] const std::string& engine_reason() const;       // and why
+  [[nodiscard]] Stats stats() const;
+
+  // For the library's own rooms.
+  explicit Handle(std::unique_ptr<handle::Conductor> conductor);
+
+ private:
+  std::unique_ptr<handle::Conductor> conductor_;
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,42 @@
+// The choices a user makes when opening a Handle or writing a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "tensorferry/export.h"
+
+namespace tensorferry {
+
+// How bytes move. `automatic` ("auto" as text) takes io_uring, then libaio, then threads, and keeps
+// the reason; any other choice is honoured or is an error.
+enum class EngineKind : std::uint8_t { automatic, io_uring, libaio, threads };
+
+// "auto", "io_uring", "libaio", "threads".
+[[nodiscard]] TENSORFERRY_EXPORT std::string_view to_string(EngineKind kind) noexcept;
+
+// The reverse. Throws Error (EINVAL) that names the known engines.
+[[nodiscard]] TENSORFERRY_EXPORT EngineKind parse_engine_kind(std::string_view text);
+
+// `single` makes one system call per request, `batch` one for many.
+enum class Submit : std::uint8_t { batch, single };
+
+// `on` refills the queue as completions arrive; `off` submits a batch and drains it.
+enum class Overlap : std::uint8_t { on, off };
+
+// What must have reached the drive before a write counts as done: nothing; the bytes and what is
+// needed to read them back; those, all metadata and the file's directory entry.
+enum class Durability : std::uint8_t { none, data, full };
+
+struct HandleOptions {
+  EngineKind engine = EngineKind::automatic;
+  std::size_t block_bytes = 0;  // bytes per request; 0: what the file's device likes best
+  unsigned queue_depth = 32;    // requests in flight per worker
+  unsigned workers = 1;         // threads that move bytes, each with an engine of its own
+  Submit submit = Submit::batch;
+  Overlap overlap = Overlap::on;
+  std::size_t slot_bytes = std::size_t{64} << 20;  // memory for transfers that cannot go in place
+};
+
+}  // namespace tensorferry

@@ -1,0 +1,51 @@
+// Page-locked memory: whole pages, exactly as much as asked, huge pages where possible.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tensorferry/export.h"
+
+namespace tensorferry {
+
+namespace memory {
+class Region;
+}
+
+// Owns its memory and moves, never copies. Every Handle recognises memory inside a PinnedBuffer
+// and registers it once with each of its rings. Operations in flight keep the memory alive, so
+// freeing early is safe: the pages go when the last operation on them is done.
+class TENSORFERRY_EXPORT PinnedBuffer {
+ public:
+  // Maps, zeroes and locks. Over the memlock limit the memory works unlocked: see locked().
+  // Throws Error (ENOMEM) when there is no memory.
+  explicit PinnedBuffer(std::size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&&) noexcept;
+  PinnedBuffer& operator=(PinnedBuffer&&) noexcept;
+
+  [[nodiscard]] std::byte* data() const noexcept;  // starts a page; nullptr once freed
+  [[nodiscard]] std::size_t size() const noexcept;
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data(), size()}; }
+
+  // Whether the pages are locked, and if not: the reason, the limit and how to raise it.
+  [[nodiscard]] bool locked() const noexcept;
+  [[nodiscard]] const std::string& lock_reason() const noexcept;
+
+  // Why the memory is not made of huge pages; empty where it is (as far as it holds whole ones).
+  [[nodiscard]] const std::string& huge_page_reason() const noexcept;
+
+  // Gives the memory back now. A second free throws Error (EINVAL).
+  void free();
+
+ private:
+  std::shared_ptr<memory::Region> region_;
+};
+
+// Whether all of `bytes` lies inside one live PinnedBuffer of this process. False for an empty
+// span.
+[[nodiscard]] TENSORFERRY_EXPORT bool is_pinned(std::span<const std::byte> bytes) noexcept;
+
+}  // namespace tensorferry

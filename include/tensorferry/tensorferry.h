@@ -1,0 +1,13 @@
+// tensorferry: moves tensors between memory and NVMe files, asynchronously, at the speed of the
+// drive, and never loses a byte without saying so. This header is the whole public API.
+#pragma once
+
+#include "tensorferry/copy.h"           // IWYU pragma: export
+#include "tensorferry/error.h"          // IWYU pragma: export
+#include "tensorferry/file.h"           // IWYU pragma: export
+#include "tensorferry/handle.h"         // IWYU pragma: export
+#include "tensorferry/operation.h"      // IWYU pragma: export
+#include "tensorferry/options.h"        // IWYU pragma: export
+#include "tensorferry/pinned_buffer.h"  // IWYU pragma: export
+#include "tensorferry/stats.h"          // IWYU pragma: export
+#include "tensorferry/version.h"        // IWYU pragma: export

@@ -1,0 +1,30 @@
+// Sizes and alignment. Alignments are powers of two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tensorferry {
+
+inline constexpr std::size_t page_bytes = 4096;
+inline constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
+
+inline constexpr std::size_t KiB = std::size_t{1} << 10;
+inline constexpr std::size_t MiB = std::size_t{1} << 20;
+inline constexpr std::size_t GiB = std::size_t{1} << 30;
+
+template <class T>
+[[nodiscard]] constexpr T align_down(T value, std::size_t alignment) noexcept {
+  return value & ~static_cast<T>(alignment - 1);
+}
+
+template <class T>
+[[nodiscard]] constexpr T align_up(T value, std::size_t alignment) noexcept {
+  return align_down(static_cast<T>(value + alignment - 1), alignment);
+}
+
+[[nodiscard]] inline bool is_aligned(const void* address, std::size_t alignment) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(address) & (alignment - 1)) == 0;
+}
+
+}  // namespace tensorferry

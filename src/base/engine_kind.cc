@@ -1,0 +1,31 @@
+#include <array>
+#include <cerrno>
+#include <string>
+
+#include "tensorferry/error.h"
+#include "tensorferry/options.h"
+
+namespace tensorferry {
+
+namespace {
+constexpr std::array<std::string_view, 4> engine_names{"auto", "io_uring", "libaio", "threads"};
+}
+
+std::string_view to_string(EngineKind kind) noexcept {
+  return engine_names.at(static_cast<std::size_t>(kind));
+}
+
+EngineKind parse_engine_kind(std::string_view text) {
+  for (std::size_t i = 0; i < engine_names.size(); ++i) {
+    if (engine_names.at(i) == text) return static_cast<EngineKind>(i);
+  }
+  throw Error({.operation = "engine",
+               .path = {},
+               .offset = {},
+               .length = {},
+               .code = EINVAL,
+               .hint = "no engine is called \"" + std::string(text) +
+                       "\"; there are auto, io_uring, libaio and threads"});
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,55 @@
+#include "tensorferry/error.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/errno_name.h"
+
+namespace tensorferry {
+
+struct Error::State {
+  Details details;
+  std::string text;
+};
+
+namespace {
+
+std::string describe(const Error::Details& details) {
+  std::string text = details.operation;
+  if (!details.path.empty()) text += ": " + details.path;
+  if (details.offset) text += ": offset " + std::to_string(*details.offset);
+  if (details.length) {
+    text += details.offset ? ", length " : ": length ";
+    text += std::to_string(*details.length);
+  }
+  if (details.code != 0) {
+    const char* words = strerrordesc_np(details.code);
+    text += ": ";
+    text += words != nullptr ? words : "unknown error";
+    text += " (" + errno_name(details.code) + ")";
+  }
+  if (!details.hint.empty()) text += ": " + details.hint;
+  return text;
+}
+
+}  // namespace
+
+std::string errno_name(int code) {
+  const char* name = strerrorname_np(code);
+  return name != nullptr ? std::string(name) : std::to_string(code);
+}
+
+Error::Error(Details details) {
+  std::string text = describe(details);
+  state_ = std::make_shared<const State>(State{std::move(details), std::move(text)});
+}
+
+const char* Error::what() const noexcept { return state_->text.c_str(); }
+const std::string& Error::operation() const noexcept { return state_->details.operation; }
+const std::string& Error::path() const noexcept { return state_->details.path; }
+std::optional<std::uint64_t> Error::offset() const noexcept { return state_->details.offset; }
+std::optional<std::uint64_t> Error::length() const noexcept { return state_->details.length; }
+int Error::code() const noexcept { return state_->details.code; }
+const std::string& Error::hint() const noexcept { return state_->details.hint; }
+
+}  // namespace tensorferry

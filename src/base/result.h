@@ -1,0 +1,39 @@
+// Result<T>: a value or an Error. Errors are values inside the library; the public door turns them
+// into exceptions with or_throw().
+#pragma once
+
+#include <utility>
+#include <variant>
+
+#include "tensorferry/error.h"
+
+namespace tensorferry {
+
+struct Nothing {};
+
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(*-explicit-*)
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(*-explicit-*)
+
+  [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
+
+  // Only after ok().
+  [[nodiscard]] T& value() noexcept { return *std::get_if<0>(&state_); }
+  [[nodiscard]] const T& value() const noexcept { return *std::get_if<0>(&state_); }
+  // Only after !ok().
+  [[nodiscard]] const Error& error() const noexcept { return *std::get_if<1>(&state_); }
+
+  T or_throw() && {
+    if (!ok()) throw Error(error());
+    return std::move(value());
+  }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+using Status = Result<Nothing>;
+
+}  // namespace tensorferry
