@@ -1,0 +1,126 @@
+#include "os/system.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+
+namespace tensorferry::os {
+
+namespace {
+
+template <class T>
+T or_errno(T result) noexcept {
+  return result < 0 ? static_cast<T>(-errno) : result;
+}
+
+std::atomic<std::uint64_t> generation{0};
+
+// Counting from the moment the library is loaded, so that no Handle can be older than the counter.
+[[maybe_unused]] const int fork_watch =
+    pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+
+}  // namespace
+
+int System::open(const char* path, int flags, mode_t mode) {
+  return or_errno(::open(path, flags, mode));
+}
+
+int System::close(int fd) { return or_errno(::close(fd)); }
+
+int System::duplicate(int fd) { return or_errno(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+int System::flags(int fd) { return or_errno(::fcntl(fd, F_GETFL)); }
+
+ssize_t System::pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset) {
+  return or_errno(::pread(fd, memory, bytes, static_cast<off_t>(offset)));
+}
+
+ssize_t System::pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset) {
+  return or_errno(::pwrite(fd, memory, bytes, static_cast<off_t>(offset)));
+}
+
+int System::fdatasync(int fd) { return or_errno(::fdatasync(fd)); }
+
+int System::fsync(int fd) { return or_errno(::fsync(fd)); }
+
+int System::fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes) {
+  return or_errno(::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)));
+}
+
+int System::statx(int fd, unsigned mask, struct statx* facts) {
+  return or_errno(::statx(fd, "", AT_EMPTY_PATH, mask, facts));
+}
+
+int System::stat_path(const char* path, unsigned mask, struct statx* facts) {
+  return or_errno(::statx(AT_FDCWD, path, 0, mask, facts));
+}
+
+int System::statfs(int fd, struct statfs* facts) { return or_errno(::fstatfs(fd, facts)); }
+
+int System::block_device_bytes(int fd, std::uint64_t* bytes) {
+  return or_errno(::ioctl(fd, BLKGETSIZE64, bytes));
+}
+
+std::byte* System::map(std::size_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+int System::unmap(std::byte* memory, std::size_t bytes) {
+  return or_errno(::munmap(memory, bytes));
+}
+
+int System::lock(std::byte* memory, std::size_t bytes) { return or_errno(::mlock(memory, bytes)); }
+
+int System::advise(std::byte* memory, std::size_t bytes, int advice) {
+  return or_errno(::madvise(memory, bytes, advice));
+}
+
+int System::resident(std::byte* page) {
+  unsigned char state = 0;
+  const int got = ::mincore(page, 1, &state);
+  return got < 0 ? -errno : state & 1;
+}
+
+System& System::real() {
+  static System& system = *new System();  // never destroyed: threads may outlive main()
+  return system;
+}
+
+std::string read_text(const std::string& path) {
+  System& system = System::real();
+  const int fd = system.open(path.c_str(), O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return {};
+  std::string text;
+  std::array<char, 4096> chunk{};
+  for (;;) {
+    const ssize_t got = ::read(fd, chunk.data(), chunk.size());
+    if (got <= 0) break;
+    text.append(chunk.data(), static_cast<std::size_t>(got));
+  }
+  system.close(fd);
+  return text;
+}
+
+std::string read_link(const std::string& path) {
+  std::array<char, 4096> target{};
+  const ssize_t got = ::readlink(path.c_str(), target.data(), target.size());
+  return got < 0 ? std::string{} : std::string(target.data(), static_cast<std::size_t>(got));
+}
+
+std::uint64_t memlock_limit_bytes() noexcept {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+std::uint64_t fork_generation() noexcept { return generation.load(std::memory_order_relaxed); }
+
+}  // namespace tensorferry::os

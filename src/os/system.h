@@ -1,0 +1,66 @@
+// The one seam to the operating system: every system call of the library that liburing or libaio
+// does not make goes through here, so a test can replace one and let it fail.
+//
+// Each call returns what the kernel returned, or -errno; none sets or reads errno at its callers.
+// No call is retried here and no error is judged here (handle/retry does both). Thread-safe.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/vfs.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tensorferry::os {
+
+class System {
+ public:
+  System() = default;
+  virtual ~System() = default;
+  System(const System&) = delete;
+  System& operator=(const System&) = delete;
+
+  virtual int open(const char* path, int flags, mode_t mode);
+  virtual int close(int fd);
+  virtual int duplicate(int fd);  // close-on-exec
+  virtual int flags(int fd);      // F_GETFL
+
+  virtual ssize_t pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset);
+  virtual ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset);
+  virtual int fdatasync(int fd);
+  virtual int fsync(int fd);
+  virtual int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes);
+
+  virtual int statx(int fd, unsigned mask, struct statx* facts);
+  virtual int stat_path(const char* path, unsigned mask, struct statx* facts);
+  virtual int statfs(int fd, struct statfs* facts);
+  virtual int block_device_bytes(int fd, std::uint64_t* bytes);
+
+  // Private anonymous memory, zeroed. nullptr when there is none.
+  virtual std::byte* map(std::size_t bytes);
+  virtual int unmap(std::byte* memory, std::size_t bytes);
+  virtual int lock(std::byte* memory, std::size_t bytes);
+  virtual int advise(std::byte* memory, std::size_t bytes, int advice);
+  // Whether the page at `page` is in memory: 1 or 0, or -errno.
+  virtual int resident(std::byte* page);
+
+  // The real one, alive for the whole process.
+  static System& real();
+};
+
+// The text of a small file of the system (sysfs, procfs), or empty when it cannot be read.
+[[nodiscard]] std::string read_text(const std::string& path);
+
+// Where a symbolic link points, or empty.
+[[nodiscard]] std::string read_link(const std::string& path);
+
+// RLIMIT_MEMLOCK.
+[[nodiscard]] std::uint64_t memlock_limit_bytes() noexcept;
+
+// Counts the forks that led to this process: 0 in a process that never was a child of a user of
+// this library. What was made under another number belongs to the parent.
+[[nodiscard]] std::uint64_t fork_generation() noexcept;
+
+}  // namespace tensorferry::os

@@ -1,0 +1,38 @@
+#include "os/thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include <system_error>
+#include <utility>
+
+namespace tensorferry::os {
+
+std::optional<std::thread> start_thread(const char* name, std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::optional<std::thread> thread;
+  try {
+    thread.emplace([name, body = std::move(body)] {
+      pthread_setname_np(pthread_self(), name);
+      body();
+    });
+  } catch (const std::system_error&) {
+    thread.reset();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+double cpu_seconds(std::thread& thread) noexcept {
+  clockid_t clock{};
+  timespec used{};
+  if (pthread_getcpuclockid(thread.native_handle(), &clock) != 0) return 0;
+  if (clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+}
+
+}  // namespace tensorferry::os
