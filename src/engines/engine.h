@@ -1,0 +1,114 @@
+// The interface between the conductor and whatever moves bytes. An engine takes requests, hands
+// them to the kernel and reports each completion once, with the kernel's own number. It knows
+// nothing of files, tensors, retries or what an errno means: handle/retry judges all of that.
+// README.md in this folder tells how to add one.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/result.h"
+#include "os/system.h"
+#include "tensorferry/options.h"
+
+namespace tensorferry::engines {
+
+enum class RequestKind : std::uint8_t { read, write, sync_data, sync_full };
+
+[[nodiscard]] constexpr bool is_sync(RequestKind kind) noexcept {
+  return kind == RequestKind::sync_data || kind == RequestKind::sync_full;
+}
+
+// "read", "write", "fdatasync", "fsync".
+[[nodiscard]] const char* verb(RequestKind kind) noexcept;
+
+// One kernel-sized piece of an operation. `bytes` is at most 1 GiB. sync requests use only `fd`.
+struct Request {
+  std::uint64_t tag = 0;  // comes back in the Completion; unique among the requests in flight
+  RequestKind kind = RequestKind::read;
+  int fd = -1;
+  int file_index = -1;    // where `fd` is registered, or -1
+  int buffer_index = -1;  // where `memory` is registered, or -1
+  std::byte* memory = nullptr;
+  std::uint32_t bytes = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Completion {
+  std::uint64_t tag = 0;
+  std::int32_t result = 0;  // bytes moved, or -errno
+};
+
+// The first `taken` requests are in flight. Where that is not all of them, the kernel refused the
+// next one with `error` (a positive errno); it and the rest can be offered again.
+struct Submitted {
+  std::size_t taken = 0;
+  int error = 0;
+};
+
+struct Capabilities {
+  unsigned buffer_slots = 0;  // how many buffers can be registered; 0: none
+  unsigned file_slots = 0;
+  bool async_buffered = false;  // submit() does not block on a descriptor without O_DIRECT
+};
+
+inline constexpr std::size_t registered_buffer_bytes_max = std::size_t{1} << 30;
+
+// One thread, the owner, calls everything but wake(). At most `depth` requests are in flight.
+class Engine {
+ public:
+  using Nanoseconds = std::chrono::nanoseconds;
+  static constexpr Nanoseconds forever = Nanoseconds::max();
+
+  Engine() = default;
+  // Every request that was taken must have been reaped before.
+  virtual ~Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  [[nodiscard]] virtual EngineKind kind() const noexcept = 0;
+  [[nodiscard]] virtual Capabilities capabilities() const noexcept = 0;
+
+  // Makes the calling thread the owner. Called once, before anything else. 0 or -errno.
+  virtual int attach() = 0;
+
+  // One system call for all of `requests` (as far as the kernel takes them). Does not wait.
+  virtual Submitted submit(std::span<const Request> requests) = 0;
+
+  // Waits until something completes, wake() is called or `limit` passes (zero: does not wait).
+  // Returns how many completions were written to `out`, possibly 0; or -errno.
+  virtual int reap(std::span<Completion> out, Nanoseconds limit) = 0;
+
+  // Ends the current reap(), or the next one. From any thread.
+  virtual void wake() noexcept = 0;
+
+  // Asks the kernel to end a request early. It completes through reap() in any case.
+  virtual void cancel(std::uint64_t tag) noexcept = 0;
+
+  // Registration, where capabilities() has room: 0 or -errno. `index` counts from 0. A buffer is
+  // at most registered_buffer_bytes_max long. Unregistering waits for nothing and never fails;
+  // requests in flight keep what they use.
+  virtual int register_buffer(unsigned index, std::span<std::byte> memory);
+  virtual void unregister_buffer(unsigned index) noexcept;
+  virtual int register_file(unsigned index, int fd);
+  virtual void unregister_file(unsigned index) noexcept;
+
+  // CPU time of threads that the engine runs itself.
+  [[nodiscard]] virtual double cpu_seconds() const noexcept { return 0; }
+};
+
+// Opens an engine for up to `depth` requests in flight. The Error says which call was refused and
+// why. `kind` is not `automatic`: choosing is the conductor's task.
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth,
+                                                          os::System& system);
+
+// One per engine file.
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth);
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth);
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth,
+                                                                  os::System& system);
+
+}  // namespace tensorferry::engines

@@ -1,0 +1,280 @@
+// The io_uring engine: one ring, owned by one thread, with registered buffers and files where the
+// kernel has them. The only file that knows liburing.
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <string>
+
+#include "engines/engine.h"
+#include "os/system.h"
+
+namespace tensorferry::engines {
+
+namespace {
+
+constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
+constexpr std::uint64_t cancel_tag = wake_tag - 1;
+constexpr unsigned buffer_slots_wanted = 1024;
+constexpr unsigned file_slots_wanted = 64;
+// How long a reap may sleep while the kernel refuses to watch for wake().
+constexpr Engine::Nanoseconds unwatched_limit{1'000'000};
+
+// The ring features worth having, best first; each line drops one that older kernels lack. A ring
+// with a single issuer starts disabled, so that attach() can choose the thread.
+constexpr std::array<unsigned, 3> setup_flags{
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED,
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_R_DISABLED,
+    0,
+};
+
+std::string why_refused(int code) {
+  switch (code) {
+    case EPERM:
+      if (os::read_text("/proc/sys/kernel/io_uring_disabled").starts_with("2")) {
+        return "the sysctl kernel.io_uring_disabled is 2; set it to 0";
+      }
+      return "blocked, most likely by the container's seccomp filter or by the sysctl "
+             "kernel.io_uring_disabled; allow io_uring_setup, io_uring_enter and "
+             "io_uring_register, or use another engine";
+    case ENOSYS:
+      return "this kernel has no io_uring (Linux 5.6 or later has) or a filter hides it; use "
+             "another engine";
+    case ENOMEM:
+      return "not enough memory, or over the memlock limit (ulimit -l); lower the queue depth";
+    case EMFILE:
+    case ENFILE:
+      return "out of file descriptors; raise ulimit -n";
+    default:
+      return "the ring could not be set up; use another engine";
+  }
+}
+
+class UringEngine final : public Engine {
+ public:
+  UringEngine(io_uring ring, unsigned flags, int wake_fd, unsigned depth)
+      : ring_(ring), flags_(flags), wake_fd_(wake_fd), depth_(depth) {}
+
+  ~UringEngine() override {
+    io_uring_queue_exit(&ring_);
+    ::close(wake_fd_);
+  }
+
+  [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::io_uring; }
+
+  [[nodiscard]] Capabilities capabilities() const noexcept override {
+    return {.buffer_slots = buffer_slots_, .file_slots = file_slots_, .async_buffered = true};
+  }
+
+  int attach() override {
+    if ((flags_ & IORING_SETUP_R_DISABLED) != 0) {
+      const int enabled = io_uring_enable_rings(&ring_);
+      if (enabled < 0) return enabled;
+    }
+    if (io_uring_register_buffers_sparse(&ring_, buffer_slots_wanted) == 0) {
+      buffer_slots_ = buffer_slots_wanted;
+    }
+    if (io_uring_register_files_sparse(&ring_, file_slots_wanted) == 0) {
+      file_slots_ = file_slots_wanted;
+    }
+    watch_for_wake();
+    return 0;
+  }
+
+  Submitted submit(std::span<const Request> requests) override {
+    std::size_t queued = 0;
+    while (queued < requests.size() && in_flight_ + queued < depth_) {
+      io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+      if (entry == nullptr) break;
+      prepare(*entry, requests[queued]);
+      ++queued;
+    }
+    const Submitted sent = send(queued);
+    in_flight_ += sent.taken;
+    if (sent.error == 0 && sent.taken < requests.size()) return {sent.taken, EAGAIN};
+    return sent;
+  }
+
+  int reap(std::span<Completion> out, Nanoseconds limit) override {
+    if (const int ready = drain(out); ready > 0) return ready;
+    if (!wake_watched_) watch_for_wake();
+    if (!wake_watched_ && limit > unwatched_limit) limit = unwatched_limit;
+
+    int waited = 0;
+    if (limit <= Nanoseconds::zero()) {
+      waited = io_uring_get_events(&ring_);
+    } else if (limit == forever) {
+      io_uring_cqe* first = nullptr;
+      waited = io_uring_wait_cqe(&ring_, &first);
+    } else {
+      io_uring_cqe* first = nullptr;
+      __kernel_timespec time{.tv_sec = limit.count() / 1'000'000'000,
+                             .tv_nsec = limit.count() % 1'000'000'000};
+      waited = io_uring_wait_cqes(&ring_, &first, 1, &time, nullptr);
+      if (waited == -ETIME) return 0;
+    }
+    return waited < 0 ? waited : drain(out);
+  }
+
+  void wake() noexcept override { ::eventfd_write(wake_fd_, 1); }
+
+  void cancel(std::uint64_t tag) noexcept override {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) return;
+    io_uring_prep_cancel64(entry, tag, 0);
+    io_uring_sqe_set_data64(entry, cancel_tag);
+    send(1);
+  }
+
+  int register_buffer(unsigned index, std::span<std::byte> memory) override {
+    if (memory.size() > registered_buffer_bytes_max) return -EFAULT;
+    return update_buffer(index, memory);
+  }
+
+  void unregister_buffer(unsigned index) noexcept override { update_buffer(index, {}); }
+
+  int register_file(unsigned index, int fd) override {
+    const int updated = io_uring_register_files_update(&ring_, index, &fd, 1);
+    return updated < 0 ? updated : 0;
+  }
+
+  void unregister_file(unsigned index) noexcept override { register_file(index, -1); }
+
+ private:
+  static void prepare(io_uring_sqe& entry, const Request& request) {
+    const int target = request.file_index >= 0 ? request.file_index : request.fd;
+    switch (request.kind) {
+      case RequestKind::read:
+        if (request.buffer_index >= 0) {
+          io_uring_prep_read_fixed(&entry, target, request.memory, request.bytes, request.offset,
+                                   request.buffer_index);
+        } else {
+          io_uring_prep_read(&entry, target, request.memory, request.bytes, request.offset);
+        }
+        break;
+      case RequestKind::write:
+        if (request.buffer_index >= 0) {
+          io_uring_prep_write_fixed(&entry, target, request.memory, request.bytes, request.offset,
+                                    request.buffer_index);
+        } else {
+          io_uring_prep_write(&entry, target, request.memory, request.bytes, request.offset);
+        }
+        break;
+      case RequestKind::sync_data:
+        io_uring_prep_fsync(&entry, target, IORING_FSYNC_DATASYNC);
+        break;
+      case RequestKind::sync_full:
+        io_uring_prep_fsync(&entry, target, 0);
+        break;
+    }
+    if (request.file_index >= 0) entry.flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data64(&entry, request.tag);
+  }
+
+  // Hands the last `queued` entries to the kernel. Those that it refuses are taken back out of the
+  // ring, or the next call would send them a second time. The kernel looks at the tail only inside
+  // io_uring_enter, which only this thread calls, so moving it back is safe.
+  Submitted send(std::size_t queued) noexcept {
+    std::size_t taken = 0;
+    int error = 0;
+    while (taken < queued) {
+      const int sent = io_uring_submit(&ring_);
+      if (sent <= 0) {
+        error = sent == 0 ? EAGAIN : -sent;
+        break;
+      }
+      taken += static_cast<std::size_t>(sent);
+    }
+    if (const auto left = static_cast<unsigned>(queued - taken); left > 0) {
+      ring_.sq.sqe_tail -= left;
+      ring_.sq.sqe_head = ring_.sq.sqe_tail;
+      io_uring_smp_store_release(ring_.sq.ktail, ring_.sq.sqe_tail);
+    }
+    return {taken, error};
+  }
+
+  void watch_for_wake() noexcept {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) return;
+    io_uring_prep_read(entry, wake_fd_, &wake_count_, sizeof wake_count_, 0);
+    io_uring_sqe_set_data64(entry, wake_tag);
+    wake_watched_ = send(1).taken == 1;
+  }
+
+  int drain(std::span<Completion> out) noexcept {
+    unsigned head = 0;
+    unsigned seen = 0;
+    std::size_t count = 0;
+    io_uring_cqe* entry = nullptr;
+    io_uring_for_each_cqe(&ring_, head, entry) {
+      const std::uint64_t tag = entry->user_data;
+      if (tag < cancel_tag) {
+        if (count == out.size()) break;
+        out[count++] = {tag, entry->res};
+      } else if (tag == wake_tag) {
+        wake_watched_ = false;
+      }
+      ++seen;
+    }
+    io_uring_cq_advance(&ring_, seen);
+    in_flight_ -= count;
+    if (!wake_watched_) watch_for_wake();
+    return static_cast<int>(count);
+  }
+
+  int update_buffer(unsigned index, std::span<std::byte> memory) noexcept {
+    const iovec range{memory.data(), memory.size()};
+    const __u64 no_tag = 0;
+    const int updated = io_uring_register_buffers_update_tag(&ring_, index, &range, &no_tag, 1);
+    return updated < 0 ? updated : 0;
+  }
+
+  io_uring ring_;
+  unsigned flags_;
+  int wake_fd_;
+  std::uint64_t wake_count_ = 0;  // the kernel writes here
+  bool wake_watched_ = false;
+  std::size_t depth_;
+  std::size_t in_flight_ = 0;
+  unsigned buffer_slots_ = 0;
+  unsigned file_slots_ = 0;
+};
+
+Error refused(const char* operation, int code) {
+  return Error({.operation = operation,
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = code,
+                .hint = why_refused(code)});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
+  io_uring ring{};
+  // Beside the requests there are the watch for wake() and a cancellation.
+  const unsigned entries = depth + 2;
+  int opened = -EINVAL;
+  unsigned flags = 0;
+  for (const unsigned wanted : setup_flags) {
+    flags = wanted;
+    opened = io_uring_queue_init(entries, &ring, flags);
+    if (opened != -EINVAL) break;
+  }
+  if (opened < 0) return refused("io_uring_setup", -opened);
+
+  // A child that touched its parent's ring would hang the parent.
+  io_uring_ring_dontfork(&ring);
+  const int wake_fd = ::eventfd(0, EFD_CLOEXEC);
+  if (wake_fd < 0) {
+    const int code = errno;
+    io_uring_queue_exit(&ring);
+    return refused("eventfd", code);
+  }
+  return std::unique_ptr<Engine>(std::make_unique<UringEngine>(ring, flags, wake_fd, depth));
+}
+
+}  // namespace tensorferry::engines

@@ -1,0 +1,173 @@
+// What the contract suite of the engines (src/engines/contract_test.cc) stands on: a file of known
+// bytes, requests on it, and an engine to try.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/alignment.h"
+#include "engines/engine.h"
+
+namespace tensorferry::engines {
+
+inline constexpr std::chrono::seconds hang_limit{
+    60};  // nothing here takes a second; a slow machine may
+
+// Page-aligned memory that costs nothing until touched.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) : bytes_(bytes) {
+    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(mapped);
+  }
+  ~Memory() { ::munmap(data_, bytes_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  [[nodiscard]] std::byte* at(std::size_t offset) const { return data_ + offset; }
+  [[nodiscard]] std::span<std::byte> span() const { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+// What the test file holds: every 8 bytes are a function of their offset and a seed.
+inline std::uint64_t word_at(std::uint64_t offset, std::uint64_t seed) {
+  return (offset / 8 + (seed << 40)) * 0x9e3779b97f4a7c15U;
+}
+
+inline void fill(std::byte* memory, std::size_t bytes, std::uint64_t offset, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes; i += 8) {
+    const std::uint64_t word = word_at(offset + i, seed);
+    std::memcpy(memory + i, &word, 8);
+  }
+}
+
+inline ::testing::AssertionResult holds(const std::byte* memory, std::size_t bytes,
+                                        std::uint64_t offset, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes; i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, memory + i, 8);
+    if (word != word_at(offset + i, seed)) {
+      return ::testing::AssertionFailure() << "wrong bytes at file offset " << offset + i;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+class EngineContract : public ::testing::TestWithParam<EngineKind> {
+ protected:
+  static constexpr std::size_t file_bytes = 8 * MiB;
+  static constexpr std::uint64_t seed = 7;
+  static constexpr unsigned depth = 16;
+  using Clock = std::chrono::steady_clock;
+
+  void SetUp() override {
+    path_ = (std::filesystem::current_path() / "engine-contract-XXXXXX").string();
+    buffered_fd_ = ::mkstemp(path_.data());
+    ASSERT_GE(buffered_fd_, 0);
+    const Memory data(file_bytes);
+    fill(data.at(0), file_bytes, 0, seed);
+    ASSERT_EQ(::pwrite(buffered_fd_, data.at(0), file_bytes, 0), ssize_t{file_bytes});
+    ASSERT_EQ(::fsync(buffered_fd_), 0);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+    if (fd_ < 0) GTEST_SKIP() << "the working directory's file system has no O_DIRECT";
+    if (auto opened = open_engine(GetParam(), depth, os::System::real()); !opened.ok()) {
+      GTEST_SKIP() << opened.error().what();
+    }
+  }
+
+  void TearDown() override {
+    if (fd_ >= 0) ::close(fd_);
+    if (buffered_fd_ >= 0) ::close(buffered_fd_);
+    ::unlink(path_.c_str());
+  }
+
+  static std::unique_ptr<Engine> open(unsigned engine_depth = depth) {
+    auto engine = open_engine(GetParam(), engine_depth, os::System::real()).or_throw();
+    EXPECT_EQ(engine->attach(), 0);
+    return engine;
+  }
+
+  [[nodiscard]] Request request(RequestKind kind, std::byte* memory, std::size_t bytes,
+                                std::uint64_t offset, std::uint64_t tag = 1) const {
+    Request made;
+    made.tag = tag;
+    made.kind = kind;
+    made.fd = fd_;
+    made.memory = memory;
+    made.bytes = static_cast<std::uint32_t>(bytes);
+    made.offset = offset;
+    return made;
+  }
+
+  // As many reads as the depth, of neighbouring blocks, tagged from `first_tag` on.
+  [[nodiscard]] std::vector<Request> reads(const Memory& memory, std::size_t bytes,
+                                           std::uint64_t first_tag = 0,
+                                           std::uint64_t offset = 0) const {
+    std::vector<Request> made;
+    for (std::uint64_t i = 0; i < depth; ++i) {
+      made.push_back(request(RequestKind::read, memory.at(i * bytes), bytes, offset + i * bytes,
+                             first_tag + i));
+    }
+    return made;
+  }
+
+  // Reaps until `count` completions have come; fails rather than hang.
+  static std::vector<Completion> reap_all(Engine& engine, std::size_t count) {
+    std::vector<Completion> all;
+    std::vector<Completion> some(depth);
+    const auto deadline = Clock::now() + hang_limit;
+    while (all.size() < count) {
+      const int got = engine.reap(some, std::chrono::seconds(1));
+      if (got < 0 && got != -EINTR) {
+        ADD_FAILURE() << "reap: " << std::strerror(-got);
+        return all;
+      }
+      if (got > 0) all.insert(all.end(), some.begin(), some.begin() + got);
+      if (Clock::now() > deadline) {
+        ADD_FAILURE() << "only " << all.size() << " of " << count << " completions came";
+        return all;
+      }
+    }
+    return all;
+  }
+
+  // One request from start to end: its result, or -error where submit() refused it.
+  static int run(Engine& engine, const Request& request) {
+    const Submitted submitted = engine.submit(std::span(&request, 1));
+    if (submitted.taken == 0) {
+      EXPECT_GT(submitted.error, 0);
+      return -submitted.error;
+    }
+    const auto completions = reap_all(engine, 1);
+    if (completions.size() != 1) return -ENODATA;
+    EXPECT_EQ(completions[0].tag, request.tag);
+    return completions[0].result;
+  }
+
+  static void expect_nothing_more(Engine& engine) {
+    std::vector<Completion> some(depth);
+    EXPECT_EQ(engine.reap(some, std::chrono::milliseconds(20)), 0);
+  }
+
+  std::string path_;
+  int fd_ = -1;
+  int buffered_fd_ = -1;
+};
+
+}  // namespace tensorferry::engines
