@@ -1,0 +1,263 @@
+#include "files/device.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/alignment.h"
+#include "os/system.h"
+
+namespace tensorferry::files {
+
+namespace {
+
+struct Number {
+  unsigned major = 0;
+  unsigned minor = 0;
+  auto operator<=>(const Number&) const = default;
+};
+
+std::string to_text(Number number) {
+  return std::to_string(number.major) + ":" + std::to_string(number.minor);
+}
+
+// Takes the text up to `separator`, or all of it, off the front.
+std::string_view take(std::string_view& text, char separator) {
+  const std::size_t end = text.find(separator);
+  const std::string_view front = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return front;
+}
+
+std::optional<unsigned> parse(std::string_view text) {
+  unsigned value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return value;
+}
+
+std::optional<Number> parse_number(std::string_view text) {
+  const auto major = parse(take(text, ':'));
+  const auto minor = parse(text);
+  if (!major || !minor) return {};
+  return Number{*major, *minor};
+}
+
+std::string first_line_of(const std::string& path) {
+  std::string text = os::read_text(path);
+  text.resize(std::min(text.find('\n'), text.size()));
+  return text;
+}
+
+// 0 where the file is absent or holds no such number.
+std::size_t size_in(const std::string& path) { return parse(first_line_of(path)).value_or(0); }
+
+// mountinfo writes blank, tab, newline and backslash in paths as \ooo.
+std::string unescape(std::string_view text) {
+  const auto octal = [](char c) { return c >= '0' && c <= '7'; };
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size() && octal(text[i + 1]) && octal(text[i + 2]) &&
+        octal(text[i + 3])) {
+      plain += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                                 (text[i + 3] - '0'));
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+std::optional<struct statx> facts_of(const std::string& path) {
+  struct statx facts{};
+  if (os::System::real().stat_path(path.c_str(), STATX_TYPE, &facts) < 0) return {};
+  return facts;
+}
+
+std::optional<Number> holder_of(const std::string& path) {
+  const auto facts = facts_of(path);
+  if (!facts) return {};
+  return Number{facts->stx_dev_major, facts->stx_dev_minor};
+}
+
+struct Mount {
+  Number number;
+  std::string point;
+  std::string_view kind;
+  std::string source;
+  std::string_view options;  // of the file system, not of the mount
+};
+
+// "36 35 98:0 /root /mount/point rw,noatime master:1 - ext4 /dev/vda rw,errors=continue"
+std::optional<Mount> parse_mount(std::string_view line) {
+  take(line, ' ');
+  take(line, ' ');
+  const auto number = parse_number(take(line, ' '));
+  take(line, ' ');
+  const std::string_view point = take(line, ' ');
+  const std::size_t separator = line.find(" - ");
+  if (!number || separator == std::string_view::npos) return {};
+  line.remove_prefix(separator + 3);
+  const std::string_view kind = take(line, ' ');
+  const std::string_view source = take(line, ' ');
+  return Mount{*number, unescape(point), kind, unescape(source), line};
+}
+
+std::string upper_directory(std::string_view options) {
+  while (!options.empty()) {
+    std::string_view option = take(options, ',');
+    if (take(option, '=') == "upperdir") return unescape(option);
+  }
+  return {};
+}
+
+// Collects the hints of a device and of all that lies below it.
+class Inspection {
+ public:
+  explicit Inspection(const SystemTree& tree) : tree_(tree) {}
+
+  void visit(Number number, unsigned depth) {
+    if (depth > depth_max || std::ranges::find(visited_, number) != visited_.end()) return;
+    visited_.push_back(number);
+    const std::string folder = tree_.sys + "/dev/block/" + to_text(number);
+    if (os::read_text(folder + "/dev").empty()) {
+      visit_mount(number, depth);
+      return;
+    }
+    // A partition lies in the folder of its disk, which has the queue.
+    const bool partition = !os::read_text(folder + "/partition").empty();
+    const std::string disk = partition ? folder + "/.." : folder;
+    take_hints(disk);
+    visit_slaves(disk + "/slaves", depth);
+    const std::string backing_file = first_line_of(disk + "/loop/backing_file");
+    if (backing_file.empty()) return;
+    if (const auto holder = holder_of(backing_file)) visit(*holder, depth + 1);
+  }
+
+  Device result() && {
+    if (device_.request_bytes_max > 0) {
+      device_.block_bytes =
+          std::clamp(std::bit_floor(device_.request_bytes_max), 256 * KiB, 1 * MiB);
+    }
+    return std::move(device_);
+  }
+
+ private:
+  static constexpr unsigned depth_max = 8;  // partition on dm on md on loop on ... is less
+
+  void take_hints(const std::string& disk) {
+    if (device_.name.empty()) device_.name = name_of(disk);
+    const std::string queue = disk + "/queue/";
+    limit_request(size_in(queue + "max_sectors_kb") * KiB);
+    limit_request(size_in(queue + "max_segments") * page_bytes);
+    const std::size_t logical = size_in(queue + "logical_block_size");
+    if (std::has_single_bit(logical)) {
+      device_.logical_block_bytes = std::max(device_.logical_block_bytes, logical);
+    }
+  }
+
+  void limit_request(std::size_t bytes) {
+    if (bytes == 0) return;
+    const std::size_t known = device_.request_bytes_max;
+    device_.request_bytes_max = known == 0 ? bytes : std::min(known, bytes);
+  }
+
+  static std::string name_of(const std::string& disk) {
+    const std::string text = os::read_text(disk + "/uevent");
+    for (std::string_view lines = text; !lines.empty();) {
+      std::string_view line = take(lines, '\n');
+      if (take(line, '=') == "DEVNAME") return std::string(line);
+    }
+    return {};
+  }
+
+  void visit_slaves(const std::string& folder, unsigned depth) {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(folder, error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+      const auto slave = parse_number(first_line_of(entry->path().string() + "/dev"));
+      if (slave) visit(*slave, depth + 1);
+    }
+  }
+
+  // Anonymous device numbers (btrfs, overlay, tmpfs, network file systems) have no place in sysfs.
+  // The files of a btrfs subvolume have a number of their own, which not even mountinfo knows.
+  void visit_mount(Number number, unsigned depth) {
+    const auto is_mount = [number](const Mount& mount) { return mount.number == number; };
+    const auto is_subvolume = [number](const Mount& mount) {
+      return mount.kind == "btrfs" && holder_of(mount.point) == number;
+    };
+    auto below = find_below(is_mount);
+    if (!below) below = find_below(is_subvolume);
+    if (below) visit(*below, depth + 1);
+  }
+
+  template <class Matches>
+  std::optional<Number> find_below(Matches matches) const {
+    const std::string text = os::read_text(tree_.mountinfo);
+    for (std::string_view lines = text; !lines.empty();) {
+      const auto mount = parse_mount(take(lines, '\n'));
+      if (!mount || !matches(*mount)) continue;
+      if (const auto below = device_under(*mount)) return below;
+    }
+    return {};
+  }
+
+  std::optional<Number> device_under(const Mount& mount) const {
+    if (mount.kind == "overlay") return holder_of(upper_directory(mount.options));
+    if (!mount.source.starts_with("/dev/")) return {};
+    const auto facts = facts_of(mount.source);
+    if (facts && S_ISBLK(facts->stx_mode)) {
+      return Number{facts->stx_rdev_major, facts->stx_rdev_minor};
+    }
+    // A container may have no node for the device, but sysfs still knows its name.
+    const std::string name = mount.source.substr(mount.source.rfind('/') + 1);
+    return parse_number(first_line_of(tree_.sys + "/class/block/" + name + "/dev"));
+  }
+
+  const SystemTree& tree_;
+  std::vector<Number> visited_;
+  Device device_;
+};
+
+// What device_of() remembers. Needs no construction, and is made on first use and never destroyed,
+// because threads may ask before and after main().
+constinit std::mutex devices_mutex;
+constinit std::map<Number, Device>* devices = nullptr;
+
+// Another thread may hold the mutex when a process forks: the child would find it locked for ever.
+[[maybe_unused]] const int fork_watch = pthread_atfork(
+    [] { devices_mutex.lock(); }, [] { devices_mutex.unlock(); }, [] { devices_mutex.unlock(); });
+
+}  // namespace
+
+Device inspect_device(unsigned major, unsigned minor, const SystemTree& tree) {
+  Inspection inspection(tree);
+  inspection.visit({major, minor}, 0);
+  return std::move(inspection).result();
+}
+
+const Device& device_of(unsigned major, unsigned minor) {
+  const Number number{major, minor};
+  {
+    const std::lock_guard lock(devices_mutex);
+    if (devices == nullptr) devices = new std::map<Number, Device>();
+    if (const auto found = devices->find(number); found != devices->end()) return found->second;
+  }
+  Device device = inspect_device(major, minor);
+  const std::lock_guard lock(devices_mutex);
+  return devices->try_emplace(number, std::move(device)).first->second;
+}
+
+}  // namespace tensorferry::files

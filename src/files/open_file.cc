@@ -1,0 +1,307 @@
+#include "files/open_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <utility>
+
+#include "base/alignment.h"
+#include "tensorferry/error.h"
+
+namespace tensorferry::files {
+
+namespace {
+
+// Smaller writes past the end are not worth two more system calls.
+constexpr std::uint64_t reserve_bytes_min = MiB;
+
+std::string hint_for(int code, bool writing) {
+  switch (code) {
+    case ENOENT:
+      return writing ? "the directory does not exist" : "no such file; check the path";
+    case EACCES:
+    case EPERM:
+      return writing ? "no permission to write here; check owner and mode"
+                     : "no permission to read it; check owner and mode";
+    case EISDIR:
+      return "it is a directory; give the path of a file in it";
+    case EROFS:
+      return "the file system is mounted read-only";
+    case EMFILE:
+    case ENFILE:
+      return "out of file descriptors; raise ulimit -n or close files";
+    case ELOOP:
+      return "too many symbolic links";
+    case ENAMETOOLONG:
+      return "the path or one of its parts is too long";
+    case ENOTDIR:
+      return "a part of the path is not a directory";
+    case ETXTBSY:
+      return "it is a program that is running";
+    default:
+      return {};
+  }
+}
+
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
+    : system_(system), path_(std::move(path)), open_flags_(open_flags) {}
+
+OpenFile::~OpenFile() {
+  for (const int fd : {direct_fd_, buffered_fd_, directory_fd_}) {
+    if (fd >= 0) system_.close(fd);
+  }
+}
+
+Error OpenFile::failure(const char* operation, int code) const {
+  return Error({.operation = operation,
+                .path = path_,
+                .offset = {},
+                .length = {},
+                .code = code,
+                .hint = hint_for(code, writable())});
+}
+
+bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
+bool OpenFile::writable() const noexcept { return open_flags_ != O_RDONLY; }
+
+Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::string& path,
+                                                 Access access) {
+  const int flags = access == Access::read ? O_RDONLY : access == Access::write ? O_WRONLY : O_RDWR;
+  std::shared_ptr<OpenFile> file(new OpenFile(system, path, flags));
+  if (path.find('\0') != std::string::npos) {
+    return Error({.operation = "open",
+                  .path = path,
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "the path holds a NUL character"});
+  }
+
+  // Opening a FIFO would block, so its kind is looked at first.
+  struct statx facts{};
+  if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
+      !S_ISBLK(facts.stx_mode)) {
+    if (S_ISDIR(facts.stx_mode)) return file->failure("open", EISDIR);
+    return Error({.operation = "open",
+                  .path = path,
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "neither a regular file nor a block device"});
+  }
+  const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
+  int fd = system.open(path.c_str(), common | O_DIRECT, 0666);
+  const bool direct = fd >= 0;
+  if (fd == -EINVAL) {
+    file->direct_reason_ = "the file system refuses O_DIRECT";
+    fd = system.open(path.c_str(), common, 0666);
+  }
+  if (fd < 0) return file->failure("open", -fd);
+  if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
+  return file;
+}
+
+Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descriptor) {
+  std::string path = os::read_link("/proc/self/fd/" + std::to_string(descriptor));
+  if (!path.starts_with('/')) path = "descriptor " + std::to_string(descriptor);
+  const int flags = system.flags(descriptor);
+  std::shared_ptr<OpenFile> file(
+      new OpenFile(system, std::move(path), flags < 0 ? O_RDONLY : flags & O_ACCMODE));
+  const auto refuse = [&file](int code, const char* hint) {
+    return Error({.operation = "use descriptor",
+                  .path = file->path(),
+                  .offset = {},
+                  .length = {},
+                  .code = code,
+                  .hint = hint});
+  };
+  if (flags < 0) return refuse(-flags, "the descriptor is not open");
+  if ((flags & O_APPEND) != 0) {
+    return refuse(EINVAL, "it was opened with O_APPEND, which ignores offsets; open it without");
+  }
+  if ((flags & O_PATH) != 0) return refuse(EBADF, "it was opened with O_PATH");
+
+  const int fd = system.duplicate(descriptor);
+  if (fd < 0) return file->failure("duplicate descriptor", -fd);
+  const bool direct = (flags & O_DIRECT) != 0;
+  if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
+  if (!direct && file->direct_reason_.empty()) {
+    // The caller's descriptor is buffered; large transfers want one that is not.
+    if (Result<int> reopened = file->reopen(O_DIRECT); reopened.ok()) {
+      struct statx facts{};
+      if (system.statx(reopened.value(), STATX_DIOALIGN, &facts) == 0) {
+        file->direct_fd_ = reopened.value();
+        file->learn_alignment(facts);
+      } else {
+        system.close(reopened.value());
+      }
+    } else {
+      file->direct_reason_ = "the file could not be opened a second time with O_DIRECT";
+    }
+  }
+  return file;
+}
+
+// Takes over an open descriptor and learns what it is.
+Status OpenFile::adopt(int fd, bool direct) {
+  (direct ? direct_fd_ : buffered_fd_) = fd;
+  struct statx facts{};
+  const unsigned mask = STATX_TYPE | STATX_DIOALIGN;
+  if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
+  if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
+  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
+    return Error({.operation = "open",
+                  .path = path_,
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "neither a regular file nor a block device"});
+  }
+  regular_ = S_ISREG(facts.stx_mode);
+  device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
+                     : &device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
+  if (direct) learn_alignment(facts);
+  return Nothing{};
+}
+
+// Given an open direct descriptor: what it demands, or that it is direct in name only.
+void OpenFile::learn_alignment(const struct statx& facts) {
+  std::size_t memory_alignment = facts.stx_dio_mem_align;
+  std::size_t offset_alignment = facts.stx_dio_offset_align;
+  if ((facts.stx_mask & STATX_DIOALIGN) == 0) {
+    struct statfs holder{};
+    if (system_.statfs(direct_fd_, &holder) == 0 &&
+        (holder.f_type == TMPFS_MAGIC || holder.f_type == RAMFS_MAGIC)) {
+      direct_reason_ = "the file system lives in memory";
+    }
+    memory_alignment = offset_alignment =
+        device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes;
+  } else if (offset_alignment == 0) {
+    direct_reason_ = "the file system does not support O_DIRECT on this file";
+  }
+  if (!direct_reason_.empty()) {
+    if (Result<int> buffered = buffered_fd(); buffered.ok()) {
+      system_.close(std::exchange(direct_fd_, -1));
+      return;
+    }
+  }
+  memory_alignment_ = std::bit_ceil(std::max<std::size_t>(memory_alignment, 1));
+  offset_alignment_ = std::bit_ceil(std::max<std::size_t>(offset_alignment, 1));
+}
+
+// Opens the same file once more, also where it has been renamed or deleted since.
+Result<int> OpenFile::reopen(int extra_flags) {
+  const std::string link = "/proc/self/fd/" + std::to_string(main_fd());
+  const int flags = open_flags_ | O_CLOEXEC | extra_flags;
+  const int fd = system_.open(link.c_str(), flags, 0);
+  if (fd < 0) return failure("open a second time", -fd);
+  return fd;
+}
+
+Result<int> OpenFile::buffered_fd() {
+  const std::lock_guard lock(mutex_);
+  if (buffered_fd_ < 0) {
+    Result<int> fd = reopen(0);
+    if (!fd.ok()) return fd;
+    buffered_fd_ = fd.value();
+  }
+  return buffered_fd_;
+}
+
+Result<int> OpenFile::directory_fd() {
+  const std::lock_guard lock(mutex_);
+  if (directory_known_) return directory_fd_;
+  struct statx facts{};
+  if (regular_) {
+    if (const int got = system_.statx(main_fd(), STATX_NLINK, &facts); got < 0) {
+      return failure("statx", -got);
+    }
+    if (facts.stx_nlink > 0) {
+      const std::string path = os::read_link("/proc/self/fd/" + std::to_string(main_fd()));
+      const std::string directory = parent_of(path.starts_with('/') ? path : path_);
+      const int fd = system_.open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+      if (fd < 0) {
+        return Error({.operation = "open directory",
+                      .path = directory,
+                      .offset = {},
+                      .length = {},
+                      .code = -fd,
+                      .hint = "needed to make the file's entry in it durable"});
+      }
+      directory_fd_ = fd;
+    }
+  }
+  directory_known_ = true;
+  return directory_fd_;
+}
+
+Result<std::uint64_t> OpenFile::size() {
+  if (!regular_) {
+    std::uint64_t bytes = 0;
+    if (const int got = system_.block_device_bytes(main_fd(), &bytes); got < 0) {
+      return failure("size of block device", -got);
+    }
+    return bytes;
+  }
+  struct statx facts{};
+  if (const int got = system_.statx(main_fd(), STATX_SIZE, &facts); got < 0) {
+    return failure("statx", -got);
+  }
+  return std::uint64_t{facts.stx_size};
+}
+
+std::uint64_t OpenFile::free_bytes() {
+  struct statfs facts{};
+  if (!regular_ || system_.statfs(main_fd(), &facts) < 0) return 0;
+  return static_cast<std::uint64_t>(facts.f_bavail) * static_cast<std::uint64_t>(facts.f_bsize);
+}
+
+void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes) {
+  if (!regular_ || !direct() || bytes < reserve_bytes_min) return;
+  const Result<std::uint64_t> known_size = size();
+  if (!known_size.ok()) return;
+  const std::uint64_t begin = std::max(offset, known_size.value());
+  const std::uint64_t end = offset + bytes;
+  // Where the space is not there, the write shall fail as far on as it can, not here.
+  if (begin >= end || free_bytes() < end - begin) return;
+  // First the space, then the end: if the first fails, nobody sees a file of zeros.
+  if (system_.fallocate(direct_fd_, FALLOC_FL_KEEP_SIZE, begin, end - begin) < 0) return;
+  system_.fallocate(direct_fd_, 0, begin, end - begin);
+}
+
+File open(os::System& system, const std::string& path, Access access) {
+  return File(OpenFile::open(system, path, access).or_throw());
+}
+
+}  // namespace tensorferry::files
+
+namespace tensorferry {
+
+File File::open(const std::string& path, Access access) {
+  return files::open(os::System::real(), path, access);
+}
+
+File File::borrow(int descriptor) {
+  return File(files::OpenFile::borrow(os::System::real(), descriptor).or_throw());
+}
+
+const std::string& File::path() const noexcept { return opened_->path(); }
+std::uint64_t File::size() const { return opened_->size().or_throw(); }
+bool File::direct() const noexcept { return opened_->direct(); }
+const std::string& File::direct_reason() const noexcept { return opened_->direct_reason(); }
+std::size_t File::memory_alignment() const noexcept { return opened_->memory_alignment(); }
+std::size_t File::offset_alignment() const noexcept { return opened_->offset_alignment(); }
+std::size_t File::block_bytes() const noexcept { return opened_->device().block_bytes; }
+
+}  // namespace tensorferry

@@ -1,0 +1,80 @@
+// An open file as the conductor sees it: up to two descriptors, what direct requests demand, and
+// how errors name it. Knows nothing of operations or memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/result.h"
+#include "files/device.h"
+#include "os/system.h"
+#include "tensorferry/file.h"
+
+namespace tensorferry::files {
+
+// All members are thread-safe. Descriptors live as long as the object.
+class OpenFile {
+ public:
+  // As File::open and File::borrow, with errors as values.
+  [[nodiscard]] static Result<std::shared_ptr<OpenFile>> open(os::System& system,
+                                                              const std::string& path,
+                                                              Access access);
+  [[nodiscard]] static Result<std::shared_ptr<OpenFile>> borrow(os::System& system, int descriptor);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] bool readable() const noexcept;
+  [[nodiscard]] bool writable() const noexcept;
+  [[nodiscard]] bool direct() const noexcept { return direct_fd_ >= 0; }
+  [[nodiscard]] const std::string& direct_reason() const noexcept { return direct_reason_; }
+  [[nodiscard]] std::size_t memory_alignment() const noexcept { return memory_alignment_; }
+  [[nodiscard]] std::size_t offset_alignment() const noexcept { return offset_alignment_; }
+  [[nodiscard]] const Device& device() const noexcept { return *device_; }
+
+  [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }  // -1 if not direct()
+  // The descriptor through the page cache; opened at first use.
+  [[nodiscard]] Result<int> buffered_fd();
+  // The directory that holds the file; opened at first use. -1 where there is none (a deleted
+  // file, a block device), so nothing to make durable.
+  [[nodiscard]] Result<int> directory_fd();
+  // Any descriptor, for calls that concern the whole file.
+  [[nodiscard]] int main_fd() const noexcept { return direct() ? direct_fd_ : buffered_fd_; }
+
+  [[nodiscard]] Result<std::uint64_t> size();
+  [[nodiscard]] std::uint64_t free_bytes();  // on the file system; 0 where not known
+
+  // Before a large write past the end: takes the space and moves the end, so that the write's
+  // requests need not do so one after the other. An attempt; the write itself finds out the rest.
+  void reserve(std::uint64_t offset, std::uint64_t bytes);
+
+ private:
+  OpenFile(os::System& system, std::string path, int open_flags);
+  [[nodiscard]] Status adopt(int fd, bool direct);
+  void learn_alignment(const struct statx& facts);
+  [[nodiscard]] Result<int> reopen(int extra_flags);
+  [[nodiscard]] Error failure(const char* operation, int code) const;
+
+  os::System& system_;
+  std::string path_;
+  int open_flags_;  // O_RDONLY, O_WRONLY or O_RDWR
+  int direct_fd_ = -1;
+  int buffered_fd_ = -1;
+  int directory_fd_ = -1;
+  bool directory_known_ = false;
+  std::mutex mutex_;  // guards the descriptors that are opened at first use
+  bool regular_ = true;
+  std::string direct_reason_;
+  std::size_t memory_alignment_ = 1;
+  std::size_t offset_alignment_ = 1;
+  const Device* device_ = nullptr;
+};
+
+// A File over any System, as tests need it. Throws like File::open.
+[[nodiscard]] File open(os::System& system, const std::string& path, Access access);
+
+}  // namespace tensorferry::files
