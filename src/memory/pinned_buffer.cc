@@ -1,0 +1,72 @@
+#include "tensorferry/pinned_buffer.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "memory/region.h"
+#include "tensorferry/error.h"
+
+namespace tensorferry {
+
+namespace {
+const std::string& freed_reason() {
+  static const std::string& text = *new std::string("the memory has been freed");
+  return text;
+}
+}  // namespace
+
+PinnedBuffer::PinnedBuffer(std::size_t bytes)
+    : region_(memory::Region::create(bytes, os::System::real()).or_throw()) {
+  memory::list_region(region_);
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (region_ != nullptr) memory::unlist_region(*region_);
+}
+
+PinnedBuffer::PinnedBuffer(PinnedBuffer&&) noexcept = default;
+
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  PinnedBuffer taken(std::move(other));
+  std::swap(region_, taken.region_);
+  return *this;
+}
+
+std::byte* PinnedBuffer::data() const noexcept {
+  return region_ != nullptr ? region_->data() : nullptr;
+}
+
+std::size_t PinnedBuffer::size() const noexcept {
+  return region_ != nullptr ? region_->bytes() : 0;
+}
+
+bool PinnedBuffer::locked() const noexcept {
+  return region_ != nullptr && region_->lock_reason().empty();
+}
+
+const std::string& PinnedBuffer::lock_reason() const noexcept {
+  return region_ != nullptr ? region_->lock_reason() : freed_reason();
+}
+
+const std::string& PinnedBuffer::huge_page_reason() const noexcept {
+  return region_ != nullptr ? region_->huge_page_reason() : freed_reason();
+}
+
+void PinnedBuffer::free() {
+  if (region_ == nullptr) {
+    throw Error({.operation = "free page-locked memory",
+                 .path = {},
+                 .offset = {},
+                 .length = {},
+                 .code = EINVAL,
+                 .hint = "this PinnedBuffer has been freed or moved from already"});
+  }
+  memory::unlist_region(*region_);
+  region_.reset();
+}
+
+bool is_pinned(std::span<const std::byte> bytes) noexcept {
+  return memory::find_region(bytes) != nullptr;
+}
+
+}  // namespace tensorferry

@@ -1,0 +1,161 @@
+#include "memory/region.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/alignment.h"
+#include "base/errno_name.h"
+
+namespace tensorferry::memory {
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<const std::byte*, std::weak_ptr<Region>> listed;
+  std::mutex listeners_mutex;
+  std::vector<const std::function<void()>*> listeners;
+  std::atomic<std::uint64_t> ended{0};
+  std::atomic<std::uint64_t> next_id{1};
+};
+
+// Never destroyed: threads may let go of regions after main() has returned.
+Registry& registry() {
+  static Registry& instance = *new Registry();
+  return instance;
+}
+
+// A fork must not copy the registry while another thread changes it.
+[[maybe_unused]] const int fork_watch = pthread_atfork(
+    [] {
+      registry().listeners_mutex.lock();
+      registry().mutex.lock();
+    },
+    [] {
+      registry().mutex.unlock();
+      registry().listeners_mutex.unlock();
+    },
+    [] {
+      registry().mutex.unlock();
+      registry().listeners.clear();  // they are the parent's
+      registry().listeners_mutex.unlock();
+    });
+
+std::string why_not_locked(int code, std::size_t bytes) {
+  std::string reason = "mlock of " + std::to_string(bytes) + " bytes: ";
+  if (code == ENOMEM || code == EPERM || code == EAGAIN) {
+    reason += "over the memlock limit of " + std::to_string(os::memlock_limit_bytes()) +
+              " bytes; raise it with ulimit -l, LimitMEMLOCK= or limits.conf";
+  } else {
+    reason += errno_name(code);
+  }
+  return reason + "; the memory works unlocked";
+}
+
+}  // namespace
+
+Region::Region(std::byte* data, std::size_t bytes, std::size_t mapped_bytes, os::System& system)
+    : data_(data),
+      bytes_(bytes),
+      mapped_bytes_(mapped_bytes),
+      system_(system),
+      id_(registry().next_id.fetch_add(1, std::memory_order_relaxed)) {}
+
+Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& system) {
+  const auto no_memory = [bytes] {
+    return Error({.operation = "allocate page-locked memory",
+                  .path = {},
+                  .offset = {},
+                  .length = bytes,
+                  .code = ENOMEM,
+                  .hint = "ask for less, or free other memory"});
+  };
+  if (bytes > (std::size_t{1} << 62)) return no_memory();
+  const std::size_t mapped_bytes = align_up(std::max<std::size_t>(bytes, 1), page_bytes);
+
+  // A huge page must start at its own size: map more than needed and cut both ends off.
+  const std::size_t slack = mapped_bytes >= huge_page_bytes ? huge_page_bytes - page_bytes : 0;
+  std::byte* mapped = system.map(mapped_bytes + slack);
+  if (mapped == nullptr) return no_memory();
+  std::byte* data = mapped;
+  if (slack > 0) {
+    const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+    const std::size_t before = align_up(address, huge_page_bytes) - address;
+    data = mapped + before;
+    if (before > 0) system.unmap(mapped, before);
+    if (slack > before) system.unmap(data + mapped_bytes, slack - before);
+  }
+  std::shared_ptr<Region> region(new Region(data, bytes, mapped_bytes, system));
+  region->populate();
+  return region;
+}
+
+void Region::populate() {
+  if (mapped_bytes_ < huge_page_bytes) {
+    huge_page_reason_ = "smaller than a huge page";
+  } else if (const int advised = system_.advise(data_, mapped_bytes_, MADV_HUGEPAGE); advised < 0) {
+    huge_page_reason_ = "madvise(MADV_HUGEPAGE): " + errno_name(-advised) +
+                        "; the kernel has no transparent huge pages";
+  } else if (os::read_text("/sys/kernel/mm/transparent_hugepage/enabled").find("[never]") !=
+             std::string::npos) {
+    huge_page_reason_ =
+        "transparent huge pages are off; write madvise to "
+        "/sys/kernel/mm/transparent_hugepage/enabled";
+  }
+  if (const int locked = system_.lock(data_, mapped_bytes_); locked < 0) {
+    lock_reason_ = why_not_locked(-locked, mapped_bytes_);
+    system_.advise(data_, mapped_bytes_, MADV_POPULATE_WRITE);
+  }
+}
+
+Region::~Region() {
+  system_.unmap(data_, mapped_bytes_);
+  if (!registered_.load(std::memory_order_relaxed)) return;
+  Registry& all = registry();
+  all.ended.fetch_add(1, std::memory_order_release);
+  const std::lock_guard lock(all.listeners_mutex);
+  for (const auto* listener : all.listeners) (*listener)();
+}
+
+void list_region(const std::shared_ptr<Region>& region) {
+  const std::lock_guard lock(registry().mutex);
+  registry().listed[region->data()] = region;
+}
+
+void unlist_region(const Region& region) noexcept {
+  const std::lock_guard lock(registry().mutex);
+  registry().listed.erase(region.data());
+}
+
+std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
+  if (bytes.empty()) return nullptr;
+  const std::lock_guard lock(registry().mutex);
+  auto after = registry().listed.upper_bound(bytes.data());
+  if (after == registry().listed.begin()) return nullptr;
+  const std::shared_ptr<Region> region = std::prev(after)->second.lock();
+  if (region == nullptr) return nullptr;
+  const auto skipped = static_cast<std::size_t>(bytes.data() - region->data());
+  const bool inside = skipped < region->bytes() && bytes.size() <= region->bytes() - skipped;
+  return inside ? region : nullptr;
+}
+
+std::uint64_t ended_regions() noexcept { return registry().ended.load(std::memory_order_acquire); }
+
+EndOfRegions::EndOfRegions(std::function<void()> listener) : listener_(std::move(listener)) {
+  const std::lock_guard lock(registry().listeners_mutex);
+  registry().listeners.push_back(&listener_);
+}
+
+EndOfRegions::~EndOfRegions() {
+  const std::lock_guard lock(registry().listeners_mutex);
+  std::erase(registry().listeners, &listener_);
+}
+
+}  // namespace tensorferry::memory

@@ -1,0 +1,76 @@
+// A stretch of page-locked memory, and the process-wide list of those that users hold. Rings
+// register regions by id; when a region ends, whoever registered it is told, so that the kernel
+// lets go of the pages too.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+#include "os/system.h"
+
+namespace tensorferry::memory {
+
+// Immutable once made. Unmapped when the last reference goes, from whichever thread.
+class Region {
+ public:
+  // Maps whole pages (huge ones where possible), zeroed, and locks them. Over the memlock limit the
+  // memory works unlocked and lock_reason() says so. Fails with ENOMEM only.
+  [[nodiscard]] static Result<std::shared_ptr<Region>> create(std::size_t bytes,
+                                                              os::System& system);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }  // as asked
+  [[nodiscard]] std::span<std::byte> mapped() const noexcept { return {data_, mapped_bytes_}; }
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }  // never used twice
+  [[nodiscard]] const std::string& lock_reason() const noexcept { return lock_reason_; }
+  [[nodiscard]] const std::string& huge_page_reason() const noexcept { return huge_page_reason_; }
+
+  // Says that a ring has registered the region: its end will be announced (see EndOfRegions).
+  void mark_registered() noexcept { registered_.store(true, std::memory_order_relaxed); }
+
+ private:
+  Region(std::byte* data, std::size_t bytes, std::size_t mapped_bytes, os::System& system);
+  void populate();
+
+  std::byte* data_;
+  std::size_t bytes_;
+  std::size_t mapped_bytes_;
+  os::System& system_;
+  std::uint64_t id_;
+  std::string lock_reason_;
+  std::string huge_page_reason_;
+  std::atomic<bool> registered_{false};
+};
+
+// The list of regions that users hold. Thread-safe, also across fork.
+void list_region(const std::shared_ptr<Region>& region);
+void unlist_region(const Region& region) noexcept;
+// The listed region that holds all of `bytes`, or nullptr. An empty span is in none.
+[[nodiscard]] std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept;
+
+// How many registered regions have ended so far in this process.
+[[nodiscard]] std::uint64_t ended_regions() noexcept;
+
+// Calls `listener` after each end of a registered region, from the thread that ended it, until
+// destroyed. The listener must not take locks that are held while regions are let go.
+class EndOfRegions {
+ public:
+  explicit EndOfRegions(std::function<void()> listener);
+  ~EndOfRegions();
+  EndOfRegions(const EndOfRegions&) = delete;
+  EndOfRegions& operator=(const EndOfRegions&) = delete;
+
+ private:
+  std::function<void()> listener_;
+};
+
+}  // namespace tensorferry::memory
