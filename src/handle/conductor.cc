@@ -1,0 +1,542 @@
+#include "handle/conductor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "base/alignment.h"
+#include "handle/trace.h"
+#include "tensorferry/copy.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+using engines::RequestKind;
+
+constexpr unsigned queue_depth_max = 4096;
+constexpr unsigned workers_max = 256;
+constexpr std::size_t default_slot_block_bytes = 512 * KiB;
+constexpr std::size_t slot_block_bytes_min = 64 * KiB;
+
+// A transfer of up to this size is made by the calling thread, unless the user chose a block size:
+// then of up to one block.
+constexpr std::uint64_t inline_bytes_max = MiB;
+// Room for the alignment at both ends.
+constexpr std::size_t inline_slot_bytes = inline_bytes_max + 128 * KiB;
+
+// How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, and
+// to inline callers.
+constexpr std::size_t slot_shares = 16;
+constexpr std::size_t main_shares = 12;
+constexpr std::size_t buffered_shares = 3;
+constexpr std::size_t inline_shares = 1;
+
+// Neighbours up to this size share a request; the copy costs less than requests of their own.
+constexpr std::uint64_t merge_bytes_max = 128 * KiB;
+
+Error invalid(const char* operation, std::string hint) {
+  return Error({.operation = operation,
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = EINVAL,
+                .hint = std::move(hint)});
+}
+
+Status check_options(const HandleOptions& options) {
+  const auto out_of_range = [](const std::string& what, std::size_t value, std::size_t max) {
+    return invalid("open handle", what + " is " + std::to_string(value) + " and must be 1 to " +
+                                      std::to_string(max));
+  };
+  if (options.queue_depth < 1 || options.queue_depth > queue_depth_max) {
+    return out_of_range("queue_depth", options.queue_depth, queue_depth_max);
+  }
+  if (options.workers < 1 || options.workers > workers_max) {
+    return out_of_range("workers", options.workers, workers_max);
+  }
+  if (options.block_bytes > GiB) return out_of_range("block_bytes", options.block_bytes, GiB);
+  const std::size_t needed = slot_shares * slot_block_bytes_min * options.workers;
+  if (options.slot_bytes < needed) {
+    return invalid("open handle", "slot_bytes is " + std::to_string(options.slot_bytes) +
+                                      " and must be at least " + std::to_string(needed) + " for " +
+                                      std::to_string(options.workers) + " workers");
+  }
+  return Nothing{};
+}
+
+const char* verb_of(Direction direction) { return direction == Direction::read ? "read" : "write"; }
+
+FileRules rules_of(const files::OpenFile& file) {
+  return {.direct = file.direct(),
+          .memory_alignment = file.memory_alignment(),
+          .offset_alignment = file.offset_alignment()};
+}
+
+}  // namespace
+
+Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
+    : options_(options),
+      system_(system),
+      open_engine_(std::move(open_engine)),
+      generation_(os::fork_generation()) {
+  const std::size_t wanted = options.block_bytes > 0 ? align_up(options.block_bytes, page_bytes)
+                                                     : default_slot_block_bytes;
+  const std::size_t budget = options.slot_bytes / slot_shares * main_shares / options.workers;
+  slot_block_bytes_ =
+      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));
+}
+
+Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
+  if (Status checked = check_options(options); !checked.ok()) return checked.error();
+  if (!parts.open_engine) parts.open_engine = engines::open_engine;
+  os::System& system = parts.system != nullptr ? *parts.system : os::System::real();
+  std::unique_ptr<Conductor> conductor(
+      new Conductor(options, system, std::move(parts.open_engine)));
+  // `auto` chooses when there is something to queue: a handle for small transfers stays small.
+  if (options.engine != EngineKind::automatic) {
+    if (auto team = conductor->main_team(); !team.ok()) return team.error();
+  }
+  return conductor;
+}
+
+Conductor::~Conductor() {
+  if (generation_ != os::fork_generation()) {
+    // In a forked child the workers do not exist and the rings are the parent's: touch nothing.
+    new Team(std::move(main_));
+    new Team(std::move(buffered_));
+    return;
+  }
+  for (const Team* team : {&main_, &buffered_}) {
+    if (team->crew != nullptr) team->crew->close();
+  }
+  if (Trace* trace = Trace::active()) trace->flush();
+}
+
+Status Conductor::check_generation() const {
+  if (generation_ == os::fork_generation()) return Nothing{};
+  return Error({.operation = "use handle",
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = ECHILD,
+                .hint = "it was opened before fork() and belongs to the parent; open a new one"});
+}
+
+Status Conductor::check(Direction direction, const Part& part) const {
+  const auto refuse = [&](int code, const char* hint) {
+    return Error({.operation = verb_of(direction),
+                  .path = part.file->path(),
+                  .offset = part.offset,
+                  .length = part.bytes,
+                  .code = code,
+                  .hint = hint});
+  };
+  if (direction == Direction::read && !part.file->readable()) {
+    return refuse(EBADF, "the file was opened for writing only");
+  }
+  if (direction == Direction::write && !part.file->writable()) {
+    return refuse(EBADF, "the file was opened for reading only");
+  }
+  if (part.memory == nullptr && part.bytes > 0) return refuse(EFAULT, "the memory is null");
+  constexpr auto end_max = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (part.offset > end_max || part.bytes > end_max - part.offset) {
+    return refuse(EINVAL, "offset plus length is beyond what a file can hold");
+  }
+  return Nothing{};
+}
+
+Limits Conductor::limits_for(const files::OpenFile& file) const noexcept {
+  const std::size_t unit = std::max(page_bytes, file.offset_alignment());
+  const std::size_t wanted =
+      options_.block_bytes > 0 ? options_.block_bytes : file.device().block_bytes;
+  const std::size_t block_bytes = align_up(wanted, unit);
+  return {.block_bytes = block_bytes,
+          .slot_block_bytes = align_down(std::min(block_bytes, slot_block_bytes_), unit)};
+}
+
+// --- Crews -----------------------------------------------------------------------------------
+
+Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::size_t slot_bytes) {
+  const std::size_t slots = slot_bytes / options_.workers / slot_block_bytes_;
+  return Crew::start({.engine = kind,
+                      .queue_depth = options_.queue_depth,
+                      .workers = options_.workers,
+                      .submit = options_.submit,
+                      .overlap = options_.overlap,
+                      .slot_block_bytes = slot_block_bytes_,
+                      .slots_per_worker = static_cast<unsigned>(
+                          std::clamp<std::size_t>(slots, 1, options_.queue_depth))},
+                     open_engine_, system_, ledger_);
+}
+
+Status Conductor::start_main_team() {
+  const std::size_t slot_bytes = options_.slot_bytes / slot_shares * main_shares;
+  if (options_.engine != EngineKind::automatic) {
+    auto crew = start_crew(options_.engine, slot_bytes);
+    if (!crew.ok()) return crew.error();
+    main_ = {std::move(crew.value()), std::make_shared<const std::string>("chosen by the caller")};
+    return Nothing{};
+  }
+  std::string refusals;
+  for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio, EngineKind::threads}) {
+    auto crew = start_crew(kind, slot_bytes);
+    if (crew.ok()) {
+      std::string reason = refusals.empty() ? "auto: io_uring is the first choice and works here"
+                                            : "auto: " + refusals;
+      if (!refusals.empty()) {
+        reason += "using " + std::string(to_string(kind));
+        ledger_->note_fallback(reason);
+      }
+      main_ = {std::move(crew.value()), std::make_shared<const std::string>(std::move(reason))};
+      return Nothing{};
+    }
+    refusals += std::string(crew.error().what()) + "; ";
+    if (kind == EngineKind::threads) return crew.error();
+  }
+  return Nothing{};
+}
+
+Result<Conductor::Team*> Conductor::main_team() {
+  const std::lock_guard lock(mutex_);
+  if (main_.crew == nullptr) {
+    if (Status started = start_main_team(); !started.ok()) return started.error();
+  }
+  return &main_;
+}
+
+Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
+  Result<Team*> main = main_team();
+  if (!main.ok() || file.direct() || options_.engine != EngineKind::automatic ||
+      main.value()->crew->options().engine == EngineKind::threads) {
+    return main;
+  }
+  const std::lock_guard lock(mutex_);
+  if (buffered_.crew == nullptr) {
+    auto crew =
+        start_crew(EngineKind::threads, options_.slot_bytes / slot_shares * buffered_shares);
+    if (!crew.ok()) return crew.error();
+    buffered_ = {std::move(crew.value()),
+                 std::make_shared<const std::string>(
+                     "auto: without O_DIRECT threads move bytes best; " + file.direct_reason())};
+    ledger_->note_fallback(*buffered_.reason);
+  }
+  return &buffered_;
+}
+
+Result<std::string_view> Conductor::engine() {
+  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  Result<Team*> team = main_team();
+  if (!team.ok()) return team.error();
+  return to_string(team.value()->crew->options().engine);
+}
+
+const std::string& Conductor::engine_reason() { return *main_.reason; }
+
+// --- Queued operations -----------------------------------------------------------------------
+
+Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
+                                      Durability durability) {
+  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  for (const Part& part : parts) {
+    if (Status checked = check(direction, part); !checked.ok()) return checked.error();
+  }
+  Result<Team*> team = parts.empty() ? main_team() : team_for(*parts.front().file);
+  if (!team.ok()) return team.error();
+  auto transfer = std::make_shared<Transfer>(direction, verb_of(direction), ledger_);
+  if (Status added = add_runs(*transfer, parts); !added.ok()) return added.error();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0 && parts[i].file == parts[i - 1].file) continue;
+    if (Status added = add_steps(*transfer, parts[i].file, durability); !added.ok()) {
+      return added.error();
+    }
+  }
+  return launch(std::move(transfer), *team.value());
+}
+
+Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
+                                  Durability durability) {
+  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  Result<Team*> team = team_for(*file);
+  if (!team.ok()) return team.error();
+  auto transfer = std::make_shared<Transfer>(Direction::write, "sync", ledger_);
+  if (Status added = add_steps(*transfer, file, durability); !added.ok()) return added.error();
+  return launch(std::move(transfer), *team.value());
+}
+
+Result<Operation> Conductor::launch(std::shared_ptr<Transfer> transfer, Team& team) {
+  transfer->crew = team.crew;
+  transfer->engine_name = to_string(team.crew->options().engine);
+  transfer->engine_reason = team.reason;
+  transfer->count_blocks();
+  team.crew->enqueue(transfer);
+  return Operation(std::move(transfer));
+}
+
+Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts) const {
+  const auto before = [](const Part& a, const Part& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  };
+  if (!std::is_sorted(parts.begin(), parts.end(), before)) {
+    std::sort(parts.begin(), parts.end(), before);
+  }
+  transfer.pieces.reserve(parts.size());  // plans point into it
+  const Part* first = nullptr;
+  std::size_t first_piece = 0;
+  const auto close_run = [&]() -> Status {
+    if (first == nullptr) return Nothing{};
+    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first);
+  };
+  std::uint64_t end = 0;  // of the run so far
+  for (const Part& part : parts) {
+    if (part.bytes == 0) continue;
+    const bool same_file = first != nullptr && first->file == part.file;
+    if (same_file && part.offset < end && transfer.direction() == Direction::write) {
+      return Error({.operation = "write_many",
+                    .path = part.file->path(),
+                    .offset = part.offset,
+                    .length = part.bytes,
+                    .code = EINVAL,
+                    .hint = "it overlaps another transfer of the same call"});
+    }
+    const bool joins = same_file && part.offset == end && part.bytes <= merge_bytes_max &&
+                       transfer.pieces.back().bytes <= merge_bytes_max;
+    if (!joins) {
+      if (Status closed = close_run(); !closed.ok()) return closed;
+      first = &part;
+      first_piece = transfer.pieces.size();
+    }
+    transfer.pieces.push_back({part.memory, part.bytes, part.offset - first->offset});
+    end = part.offset + part.bytes;
+    auto region = memory::find_region({part.memory, part.bytes});
+    if (region != nullptr && (transfer.regions.empty() || transfer.regions.back() != region)) {
+      transfer.regions.push_back(std::move(region));
+    }
+  }
+  return close_run();
+}
+
+Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces,
+                          const Part& first) const {
+  files::OpenFile& file = *first.file;
+  Run run{
+      .plan = Plan(transfer.direction(), first.offset, pieces, rules_of(file), limits_for(file)),
+      .file = first.file,
+      .direct_fd = file.direct_fd(),
+      .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
+      .region = nullptr};
+  if (run.plan.needs_buffered_descriptor()) {
+    Result<int> fd = file.buffered_fd();
+    if (!fd.ok()) return fd.error();
+    run.buffered_fd = fd.value();
+  }
+  if (pieces.size() == 1 && !transfer.regions.empty()) {
+    const auto& region = transfer.regions.back();
+    const Piece& piece = pieces.front();
+    if (piece.memory >= region->data() &&
+        piece.memory + piece.bytes <= region->data() + region->bytes()) {
+      run.region = region;
+    }
+  }
+  if (transfer.direction() == Direction::write) file.reserve(first.offset, run.plan.bytes());
+  transfer.runs.push_back(std::move(run));
+  return Nothing{};
+}
+
+Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file,
+                            Durability durability) {
+  if (durability == Durability::none) return Nothing{};
+  const RequestKind kind =
+      durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full;
+  transfer.steps.push_back({kind, file->main_fd(), file});
+  if (durability == Durability::full) {
+    Result<int> directory = file->directory_fd();
+    if (!directory.ok()) return directory.error();
+    if (directory.value() >= 0) transfer.steps.push_back({kind, directory.value(), file});
+  }
+  return Nothing{};
+}
+
+// --- Inline operations -----------------------------------------------------------------------
+
+Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
+  if (fits_inline(part)) {
+    if (Status checked = check_generation(); !checked.ok()) return checked;
+    if (Status checked = check(direction, part); !checked.ok()) return checked;
+    if (std::optional<Status> done = try_inline(direction, part, durability)) return *done;
+  }
+  Result<Operation> operation = transfer(direction, {&part, 1}, durability);
+  if (!operation.ok()) return operation.error();
+  try {
+    operation.value().wait();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Nothing{};
+}
+
+bool Conductor::fits_inline(const Part& part) const noexcept {
+  return part.bytes <= (options_.block_bytes > 0 ? options_.block_bytes : inline_bytes_max);
+}
+
+// Nothing where a slot is needed and none is free.
+std::optional<Status> Conductor::try_inline(Direction direction, const Part& part,
+                                            Durability durability) {
+  const auto begin = Operation::Clock::now();
+  files::OpenFile& file = *part.file;
+  const Piece piece{part.memory, part.bytes, 0};
+  const std::size_t unit = std::max(page_bytes, file.offset_alignment());
+  const Plan plan(direction, part.offset, {&piece, 1}, rules_of(file),
+                  {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
+                   .slot_block_bytes = align_down(inline_slot_bytes, unit)});
+  std::shared_ptr<memory::Region> slot;
+  if (plan.needs_slots()) {
+    if (part.bytes > inline_bytes_max) return std::nullopt;
+    slot = take_inline_slot();
+    if (slot == nullptr) return std::nullopt;
+  }
+  const std::uint64_t id = Trace::active() != nullptr ? next_operation_id() : 0;
+  Status status = Nothing{};
+  for (std::uint64_t i = 0; i < plan.block_count() && status.ok(); ++i) {
+    status = move_inline(direction, part, plan, plan.block(i), slot ? slot->data() : nullptr, id);
+  }
+  if (slot != nullptr) {
+    const std::lock_guard lock(mutex_);
+    inline_slots_.push_back(std::move(slot));
+  }
+  if (status.ok()) status = sync_inline(file, durability);
+
+  const auto end = Operation::Clock::now();
+  Ledger::add(ledger_->operations);
+  Ledger::add(ledger_->inline_operations);
+  if (status.ok()) {
+    Ledger::add(direction == Direction::read ? ledger_->read_bytes : ledger_->written_bytes,
+                part.bytes);
+  } else {
+    Ledger::add(ledger_->failed_operations);
+  }
+  ledger_->latency_ns.record(static_cast<std::uint64_t>((end - begin).count()));
+  if (Trace* trace = Trace::active()) {
+    trace->operation(verb_of(direction), id, file.path(), status.ok() ? part.bytes : 0, begin, end,
+                     status.ok() ? "" : status.error().what());
+  }
+  return status;
+}
+
+Status Conductor::move_inline(Direction direction, const Part& part, const Plan& plan,
+                              const Block& block, std::byte* slot, std::uint64_t id) {
+  files::OpenFile& file = *part.file;
+  int fd = file.direct_fd();
+  if (block.descriptor == Descriptor::buffered) {
+    Result<int> buffered = file.buffered_fd();
+    if (!buffered.ok()) return buffered.error();
+    fd = buffered.value();
+  }
+  const bool bounced = block.memory == nullptr;
+  std::byte* memory = bounced ? slot : block.memory;
+  // Inline there is one piece of memory, so one stretch per block.
+  std::byte* users = part.memory + (block.wanted_offset - plan.offset());
+  if (bounced) Ledger::add(ledger_->bounced_bytes, block.wanted_bytes);
+  if (bounced && direction == Direction::write) {
+    copy({memory, block.wanted_bytes}, {users, block.wanted_bytes});
+  }
+  Attempt attempt =
+      first_attempt(direction, block, static_cast<std::uint32_t>(file.offset_alignment()));
+  for (;;) {
+    const std::uint64_t offset = block.offset + attempt.done;
+    const std::size_t bytes = attempt.bytes - attempt.done;
+    const auto begin = Operation::Clock::now();
+    const ssize_t result = direction == Direction::read
+                               ? system_.pread(fd, memory + attempt.done, bytes, offset)
+                               : system_.pwrite(fd, memory + attempt.done, bytes, offset);
+    Ledger::add(ledger_->requests);
+    if (Trace* trace = Trace::active()) {
+      trace->request(verb_of(direction), id, offset, static_cast<std::uint32_t>(bytes),
+                     static_cast<std::int32_t>(result), begin, Operation::Clock::now());
+    }
+    const Judgement judgement = judge(attempt, static_cast<std::int32_t>(result));
+    if (judgement.verdict == Verdict::done) break;
+    if (judgement.verdict == Verdict::ended || judgement.verdict == Verdict::fail) {
+      return transfer_error(attempt, block, file, judgement.code);
+    }
+    Ledger::add(result > 0 ? ledger_->short_transfers : ledger_->retries);
+    std::this_thread::sleep_for(retry_delay(attempt.fruitless));
+  }
+  if (bounced && direction == Direction::read) {
+    copy({users, block.wanted_bytes},
+         {memory + (block.wanted_offset - block.offset), block.wanted_bytes});
+  }
+  return Nothing{};
+}
+
+Status Conductor::sync_inline(files::OpenFile& file, Durability durability) {
+  if (durability == Durability::none) return Nothing{};
+  if (durability == Durability::data) {
+    const int synced = system_.fdatasync(file.main_fd());
+    if (synced < 0) return sync_error(RequestKind::sync_data, file, -synced);
+    return Nothing{};
+  }
+  Result<int> directory = file.directory_fd();
+  if (!directory.ok()) return directory.error();
+  for (const int fd : {file.main_fd(), directory.value()}) {
+    if (fd < 0) continue;
+    const int synced = system_.fsync(fd);
+    if (synced < 0) return sync_error(RequestKind::sync_full, file, -synced);
+  }
+  return Nothing{};
+}
+
+std::shared_ptr<memory::Region> Conductor::take_inline_slot() {
+  const std::lock_guard lock(mutex_);
+  if (!inline_slots_.empty()) {
+    auto slot = std::move(inline_slots_.back());
+    inline_slots_.pop_back();
+    return slot;
+  }
+  const std::size_t budget = options_.slot_bytes / slot_shares * inline_shares;
+  if ((inline_slot_count_ + 1) * inline_slot_bytes > budget) return nullptr;
+  auto region = memory::Region::create(inline_slot_bytes, system_);
+  if (!region.ok()) return nullptr;
+  const std::string& reason = region.value()->lock_reason();
+  if (!reason.empty()) ledger_->note_fallback(reason);
+  ++inline_slot_count_;
+  return std::move(region.value());
+}
+
+// --- Statistics ------------------------------------------------------------------------------
+
+Stats Conductor::stats() {
+  const auto value = [](const Ledger::Counter& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  Stats stats;
+  stats.operations = value(ledger_->operations);
+  stats.failed_operations = value(ledger_->failed_operations);
+  stats.cancelled_operations = value(ledger_->cancelled_operations);
+  stats.inline_operations = value(ledger_->inline_operations);
+  stats.requests = value(ledger_->requests);
+  stats.read_bytes = value(ledger_->read_bytes);
+  stats.written_bytes = value(ledger_->written_bytes);
+  stats.bounced_bytes = value(ledger_->bounced_bytes);
+  stats.fixed_requests = value(ledger_->fixed_requests);
+  stats.retries = value(ledger_->retries);
+  stats.short_transfers = value(ledger_->short_transfers);
+  stats.refused_submissions = value(ledger_->refused_submissions);
+  stats.fallbacks = value(ledger_->fallbacks);
+  stats.fallback_reasons = ledger_->fallback_reasons();
+  stats.latency_ns_p50 = ledger_->latency_ns.percentile(0.50);
+  stats.latency_ns_p90 = ledger_->latency_ns.percentile(0.90);
+  stats.latency_ns_p99 = ledger_->latency_ns.percentile(0.99);
+  stats.latency_ns_max = ledger_->latency_ns.max();
+  if (generation_ == os::fork_generation()) {
+    const std::lock_guard lock(mutex_);
+    for (const Team* team : {&main_, &buffered_}) {
+      if (team->crew != nullptr) stats.cpu_seconds += team->crew->cpu_seconds();
+    }
+  }
+  return stats;
+}
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,109 @@
+// Turns what users ask into transfers: checks it, plans it, chooses the crew, or does it inline.
+// Behind every Handle stands one Conductor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "files/open_file.h"
+#include "handle/crew.h"
+#include "handle/ledger.h"
+#include "handle/plan.h"
+#include "handle/retry.h"
+#include "tensorferry/handle.h"
+
+namespace tensorferry::handle {
+
+// What tests replace. Empty members mean the real thing.
+struct Parts {
+  os::System* system = nullptr;
+  OpenEngine open_engine;
+};
+
+// A Handle over injected parts. Throws like Handle's constructor.
+[[nodiscard]] Handle make_handle(const HandleOptions& options, Parts parts);
+
+// One piece of memory and its place in a file.
+struct Part {
+  std::byte* memory = nullptr;
+  std::uint64_t bytes = 0;
+  std::shared_ptr<files::OpenFile> file;
+  std::uint64_t offset = 0;
+};
+
+// Thread-safe.
+class Conductor {
+ public:
+  [[nodiscard]] static Result<std::unique_ptr<Conductor>> create(const HandleOptions& options,
+                                                                 Parts parts);
+  ~Conductor();
+  Conductor(const Conductor&) = delete;
+  Conductor& operator=(const Conductor&) = delete;
+
+  // Queues one operation of all `parts`, which it may reorder.
+  [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
+                                           Durability durability);
+  // Returns when done: inline where it is small, else queued and waited for.
+  [[nodiscard]] Status transfer_now(Direction direction, Part part, Durability durability);
+  [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
+                                       Durability durability);
+
+  [[nodiscard]] const HandleOptions& options() const noexcept { return options_; }
+  [[nodiscard]] os::System& system() noexcept { return system_; }
+  [[nodiscard]] Result<std::string_view> engine();
+  [[nodiscard]] const std::string& engine_reason();  // after engine()
+  [[nodiscard]] Stats stats();
+
+ private:
+  struct Team {
+    std::shared_ptr<Crew> crew;
+    std::shared_ptr<const std::string> reason;
+  };
+
+  Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
+  [[nodiscard]] Status check(Direction direction, const Part& part) const;
+  [[nodiscard]] Status check_generation() const;
+  [[nodiscard]] Limits limits_for(const files::OpenFile& file) const noexcept;
+  [[nodiscard]] Result<Team*> main_team();
+  [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
+  [[nodiscard]] Status start_main_team();
+  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, std::size_t slot_bytes);
+  [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts) const;
+  [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces,
+                               const Part& first) const;
+  [[nodiscard]] static Status add_steps(Transfer& transfer,
+                                        const std::shared_ptr<files::OpenFile>& file,
+                                        Durability durability);
+  [[nodiscard]] Result<Operation> launch(std::shared_ptr<Transfer> transfer, Team& team);
+
+  [[nodiscard]] bool fits_inline(const Part& part) const noexcept;
+  [[nodiscard]] std::optional<Status> try_inline(Direction direction, const Part& part,
+                                                 Durability durability);
+  [[nodiscard]] Status move_inline(Direction direction, const Part& part, const Plan& plan,
+                                   const Block& block, std::byte* slot, std::uint64_t id);
+  [[nodiscard]] Status sync_inline(files::OpenFile& file, Durability durability);
+  [[nodiscard]] std::shared_ptr<memory::Region> take_inline_slot();
+
+  const HandleOptions options_;
+  os::System& system_;
+  const OpenEngine open_engine_;
+  const std::uint64_t generation_;
+  std::size_t slot_block_bytes_ = 0;
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+
+  std::mutex mutex_;  // guards the teams and the inline slots
+  Team main_;
+  Team buffered_;  // for files without O_DIRECT, where `auto` chooses
+  std::vector<std::shared_ptr<memory::Region>> inline_slots_;
+  unsigned inline_slot_count_ = 0;
+};
+
+}  // namespace tensorferry::handle

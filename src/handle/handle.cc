@@ -1,0 +1,133 @@
+// The public door: Handle and Operation, where errors become exceptions.
+#include "tensorferry/handle.h"
+
+#include <utility>
+#include <vector>
+
+#include "handle/conductor.h"
+#include "handle/transfer.h"
+
+namespace tensorferry {
+
+using handle::Conductor;
+using handle::Direction;
+using handle::Part;
+
+namespace {
+
+// Memory to be written is only read; the engines' requests do not tell the two apart.
+std::byte* writable(const std::byte* memory) { return const_cast<std::byte*>(memory); }
+
+Part read_part(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
+  return {memory.data(), memory.size(), file.opened(), offset};
+}
+
+Part write_part(std::span<const std::byte> memory, const File& file, std::uint64_t offset) {
+  return {writable(memory.data()), memory.size(), file.opened(), offset};
+}
+
+}  // namespace
+
+Handle::Handle(HandleOptions options) : Handle(Conductor::create(options, {}).or_throw()) {}
+Handle::Handle(std::unique_ptr<Conductor> conductor) : conductor_(std::move(conductor)) {}
+Handle::~Handle() = default;
+Handle::Handle(Handle&&) noexcept = default;
+Handle& Handle::operator=(Handle&&) noexcept = default;
+
+Operation Handle::read(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
+  Part part = read_part(memory, file, offset);
+  return conductor_->transfer(Direction::read, {&part, 1}, Durability::none).or_throw();
+}
+
+Operation Handle::read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset) {
+  return read(memory, files::open(conductor_->system(), path, Access::read), offset);
+}
+
+Operation Handle::write(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
+                        Durability durability) {
+  Part part = write_part(memory, file, offset);
+  return conductor_->transfer(Direction::write, {&part, 1}, durability).or_throw();
+}
+
+Operation Handle::write(std::span<const std::byte> memory, const std::string& path,
+                        std::uint64_t offset, Durability durability) {
+  return write(memory, files::open(conductor_->system(), path, Access::write), offset, durability);
+}
+
+Operation Handle::read_many(std::span<const ReadTransfer> transfers) {
+  std::vector<Part> parts;
+  parts.reserve(transfers.size());
+  for (const auto& one : transfers) parts.push_back(read_part(one.memory, one.file, one.offset));
+  return conductor_->transfer(Direction::read, parts, Durability::none).or_throw();
+}
+
+Operation Handle::write_many(std::span<const WriteTransfer> transfers, Durability durability) {
+  std::vector<Part> parts;
+  parts.reserve(transfers.size());
+  for (const auto& one : transfers) parts.push_back(write_part(one.memory, one.file, one.offset));
+  return conductor_->transfer(Direction::write, parts, durability).or_throw();
+}
+
+void Handle::read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
+  conductor_->transfer_now(Direction::read, read_part(memory, file, offset), Durability::none)
+      .or_throw();
+}
+
+void Handle::read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset) {
+  read_now(memory, files::open(conductor_->system(), path, Access::read), offset);
+}
+
+void Handle::write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
+                       Durability durability) {
+  conductor_->transfer_now(Direction::write, write_part(memory, file, offset), durability)
+      .or_throw();
+}
+
+void Handle::write_now(std::span<const std::byte> memory, const std::string& path,
+                       std::uint64_t offset, Durability durability) {
+  write_now(memory, files::open(conductor_->system(), path, Access::write), offset, durability);
+}
+
+Operation Handle::sync(const File& file, Durability durability) {
+  return conductor_->sync(file.opened(), durability).or_throw();
+}
+
+const HandleOptions& Handle::options() const noexcept { return conductor_->options(); }
+std::string_view Handle::engine() const { return conductor_->engine().or_throw(); }
+
+const std::string& Handle::engine_reason() const {
+  conductor_->engine().or_throw();
+  return conductor_->engine_reason();
+}
+
+Stats Handle::stats() const { return conductor_->stats(); }
+
+void Operation::wait() const {
+  (void)transfer_->wait_until(std::nullopt);
+  if (auto failed = transfer_->error()) throw Error(*failed);
+}
+
+bool Operation::wait_until(Clock::time_point deadline) const {
+  if (!transfer_->wait_until(deadline)) return false;
+  if (auto failed = transfer_->error()) throw Error(*failed);
+  return true;
+}
+
+bool Operation::done() const noexcept { return transfer_->done(); }
+void Operation::cancel() const noexcept { transfer_->cancel("cancelled by the caller"); }
+std::optional<Error> Operation::error() const { return transfer_->error(); }
+std::uint64_t Operation::bytes() const noexcept { return transfer_->bytes(); }
+Operation::Timing Operation::timing() const { return transfer_->timing(); }
+std::string_view Operation::engine() const noexcept { return transfer_->engine_name; }
+
+const std::string& Operation::engine_reason() const noexcept { return *transfer_->engine_reason; }
+
+namespace handle {
+
+Handle make_handle(const HandleOptions& options, Parts parts) {
+  return Handle(Conductor::create(options, std::move(parts)).or_throw());
+}
+
+}  // namespace handle
+
+}  // namespace tensorferry

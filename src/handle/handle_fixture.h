@@ -1,0 +1,284 @@
+// What the tests of this room share: engines to try, files on a real disk, and an engine that does
+// nothing until the test says so.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/types.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/alignment.h"
+#include "engines/engine.h"
+#include "handle/conductor.h"
+#include "os/system.h"
+#include "support/pattern.h"
+#include "support/temp_dir.h"
+#include "tensorferry/tensorferry.h"
+
+namespace tensorferry::handle {
+
+// Nothing here takes a second; a loaded machine may.
+inline constexpr std::chrono::seconds hang_limit{60};
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : engine_(seed) {}
+  std::uint64_t below(std::uint64_t limit) { return between(0, limit - 1); }
+  std::uint64_t between(std::uint64_t least, std::uint64_t most) {
+    return std::uniform_int_distribution<std::uint64_t>(least, most)(engine_);
+  }
+  bool coin() { return below(2) == 0; }
+  template <class List>
+  void shuffle(List& list) {
+    std::shuffle(list.begin(), list.end(), engine_);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Memory that starts `skew` bytes after a page.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes, std::size_t skew = 0)
+      : all_(bytes + skew + page_bytes), bytes_(bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(all_.data());
+    begin_ = align_up(address, page_bytes) - address + skew;
+  }
+  // Holds what a file of pattern `seed` holds from `offset` on.
+  static Memory with_pattern(std::size_t bytes, std::uint64_t offset, std::uint32_t seed,
+                             std::size_t skew = 0) {
+    Memory memory(bytes, skew);
+    support::fill_pattern(memory.bytes(), offset, seed);
+    return memory;
+  }
+  [[nodiscard]] std::span<std::byte> bytes() { return {all_.data() + begin_, bytes_}; }
+
+ private:
+  std::vector<std::byte> all_;
+  std::size_t bytes_;
+  std::size_t begin_ = 0;
+};
+
+// The error of an operation that must end: none after success, ETIMEDOUT where it hangs.
+[[nodiscard]] inline std::optional<Error> outcome(const Operation& operation) {
+  try {
+    if (operation.wait_for(hang_limit)) return operation.error();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error({.operation = "wait",
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = ETIMEDOUT,
+                .hint = "the operation did not end"});
+}
+
+[[nodiscard]] inline int outcome_code(const Operation& operation) {
+  const std::optional<Error> error = outcome(operation);
+  return error ? error->code() : 0;
+}
+
+// What a call throws; an Error of code 0 where it throws nothing.
+template <class Call>
+[[nodiscard]] Error error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error({});
+}
+
+[[nodiscard]] inline std::size_t entries_of(const char* folder) {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) count += entry.exists();
+  return count;
+}
+[[nodiscard]] inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
+[[nodiscard]] inline std::size_t threads() { return entries_of("/proc/self/task"); }
+
+// A line of /proc/self/status or /proc/vmstat, as a number; 0 where there is none.
+[[nodiscard]] inline std::uint64_t kernel_figure(const char* file, const std::string& name) {
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(name)) return std::stoull(line.substr(line.find_first_of("0123456789")));
+  }
+  return 0;
+}
+
+// A folder on a real disk, and the engine under test.
+class HandleTest : public ::testing::TestWithParam<EngineKind> {
+ protected:
+  void SetUp() override {
+    if (auto opened = engines::open_engine(GetParam(), 1, os::System::real()); !opened.ok()) {
+      GTEST_SKIP() << opened.error().what();
+    }
+  }
+
+  [[nodiscard]] static HandleOptions options() { return {.engine = GetParam()}; }
+
+  // A file of `bytes` bytes of pattern `seed`.
+  std::string make_file(const std::string& name, std::size_t bytes, std::uint32_t seed) {
+    support::write_whole_file(dir.file(name), support::pattern(bytes, 0, seed));
+    return dir.file(name);
+  }
+
+  support::TempDir dir;
+};
+
+[[nodiscard]] inline std::string engine_name(const ::testing::TestParamInfo<EngineKind>& tested) {
+  return std::string(to_string(tested.param));
+}
+
+#define TENSORFERRY_ON_EVERY_ENGINE(suite)                                              \
+  INSTANTIATE_TEST_SUITE_P(                                                             \
+      engines, suite,                                                                   \
+      ::testing::Values(EngineKind::io_uring, EngineKind::libaio, EngineKind::threads), \
+      engine_name)
+
+// A handle whose requests are held until the test lets them pass, in the order in which they came.
+// What passed and what was submitted is kept.
+class Gate {
+ public:
+  struct Event {
+    enum class Kind : std::uint8_t { submitted, completed } kind;
+    engines::Request request;
+  };
+
+  // The gate must outlive the handle; open it before the handle is destroyed, unless cancelled
+  // requests may pass by themselves (`cancellable`).
+  [[nodiscard]] Handle open_handle(HandleOptions options, os::System* system = nullptr) {
+    options.engine = EngineKind::threads;
+    Parts parts;
+    parts.system = system;
+    parts.open_engine = [this](EngineKind, unsigned, os::System& os) {
+      return Result<std::unique_ptr<engines::Engine>>(std::make_unique<HeldEngine>(*this, os));
+    };
+    return make_handle(options, std::move(parts));
+  }
+
+  void let_pass(std::size_t count) {
+    const std::lock_guard lock(mutex_);
+    passes_ += count;
+    changed_.notify_all();
+  }
+  void open() { let_pass(std::size_t{1} << 40); }
+
+  // Whether so many requests came to be held at once before the hang limit.
+  [[nodiscard]] bool holds(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, hang_limit, [&] { return held_.size() >= count; });
+  }
+  [[nodiscard]] std::size_t held() {
+    const std::lock_guard lock(mutex_);
+    return held_.size();
+  }
+  [[nodiscard]] std::vector<Event> events() {
+    const std::lock_guard lock(mutex_);
+    return events_;
+  }
+
+  bool cancellable = true;  // set before the handle is opened
+  int sync_result = 0;      // of every sync
+
+ private:
+  class HeldEngine final : public engines::Engine {
+   public:
+    HeldEngine(Gate& gate, os::System& system) : gate_(gate), system_(system) {}
+
+    [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::threads; }
+    [[nodiscard]] engines::Capabilities capabilities() const noexcept override { return {}; }
+    int attach() override { return 0; }
+
+    engines::Submitted submit(std::span<const engines::Request> requests) override {
+      const std::lock_guard lock(gate_.mutex_);
+      for (const auto& request : requests) {
+        gate_.held_.push_back(request);
+        gate_.events_.push_back({Event::Kind::submitted, request});
+      }
+      gate_.changed_.notify_all();
+      return {requests.size(), 0};
+    }
+
+    int reap(std::span<engines::Completion> out, Nanoseconds limit) override {
+      std::unique_lock lock(gate_.mutex_);
+      const auto ready = [this] {
+        return woken_ || !ended_.empty() || (gate_.passes_ > 0 && !gate_.held_.empty());
+      };
+      if (limit == forever) {
+        gate_.changed_.wait(lock, ready);
+      } else {
+        gate_.changed_.wait_for(lock, limit, ready);
+      }
+      woken_ = false;
+      if (ended_.empty() && gate_.passes_ > 0 && !gate_.held_.empty()) {
+        const engines::Request request = gate_.held_.front();
+        gate_.held_.pop_front();
+        --gate_.passes_;
+        ended_.push_back({request.tag, carry_out(request)});
+        gate_.events_.push_back({Event::Kind::completed, request});
+      }
+      if (ended_.empty()) return 0;
+      out[0] = ended_.front();
+      ended_.pop_front();
+      return 1;
+    }
+
+    void wake() noexcept override {
+      const std::lock_guard lock(gate_.mutex_);
+      woken_ = true;
+      gate_.changed_.notify_all();
+    }
+
+    void cancel(std::uint64_t tag) noexcept override {
+      const std::lock_guard lock(gate_.mutex_);
+      const auto found = std::find_if(gate_.held_.begin(), gate_.held_.end(),
+                                      [tag](const auto& request) { return request.tag == tag; });
+      if (!gate_.cancellable || found == gate_.held_.end()) return;
+      gate_.held_.erase(found);
+      ended_.push_back({tag, -ECANCELED});
+    }
+
+   private:
+    std::int32_t carry_out(const engines::Request& request) {
+      ssize_t result = gate_.sync_result;
+      if (request.kind == engines::RequestKind::read) {
+        result = system_.pread(request.fd, request.memory, request.bytes, request.offset);
+      } else if (request.kind == engines::RequestKind::write) {
+        result = system_.pwrite(request.fd, request.memory, request.bytes, request.offset);
+      }
+      return static_cast<std::int32_t>(result);
+    }
+
+    Gate& gate_;
+    os::System& system_;
+    bool woken_ = false;
+    std::deque<engines::Completion> ended_;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<engines::Request> held_;
+  std::vector<Event> events_;
+  std::size_t passes_ = 0;
+};
+
+}  // namespace tensorferry::handle

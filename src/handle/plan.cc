@@ -1,0 +1,138 @@
+#include "handle/plan.h"
+
+#include <algorithm>
+
+#include "base/alignment.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+// A read in place with ragged ends takes up to three requests, through a slot it takes one. Below
+// this size the copy is the cheaper way.
+constexpr std::uint64_t ragged_in_place_bytes_min = 64 * KiB;
+
+}  // namespace
+
+Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pieces,
+           const FileRules& rules, const Limits& limits)
+    : offset_(offset), pieces_(pieces), limits_(limits) {
+  if (!pieces.empty()) bytes_ = pieces.back().start + pieces.back().bytes;
+  if (bytes_ == 0) return;
+  if (!rules.direct) {
+    plan_buffered(offset_, offset_ + bytes_);
+  } else if (direction == Direction::read) {
+    plan_direct_read(rules);
+  } else {
+    plan_direct_write(rules);
+  }
+}
+
+void Plan::add(const Stretch& stretch) {
+  if (stretch.begin == stretch.end) return;
+  stretches_[stretch_count_++] = stretch;
+  block_count_ += stretch.count();
+  needs_buffered_ |= stretch.descriptor == Descriptor::buffered;
+  needs_slots_ |= !stretch.in_place;
+}
+
+// Through the page cache any address will do; only several pieces have to be gathered in a slot.
+void Plan::plan_buffered(std::uint64_t begin, std::uint64_t end) {
+  const bool in_place = pieces_.size() == 1;
+  add({.begin = begin,
+       .end = end,
+       .wanted_begin = begin,
+       .wanted_end = end,
+       .block_bytes = in_place ? limits_.block_bytes : limits_.slot_block_bytes,
+       .descriptor = Descriptor::buffered,
+       .in_place = in_place});
+}
+
+// What cannot be read in place is read whole and direct into slots, and the wanted part copied.
+void Plan::plan_direct_read(const FileRules& rules) {
+  const std::uint64_t end = offset_ + bytes_;
+  const std::uint64_t first = align_up(offset_, rules.offset_alignment);
+  const std::uint64_t last = align_down(end, rules.offset_alignment);
+  const auto through_slots = [&](std::uint64_t wanted_begin, std::uint64_t wanted_end) {
+    if (wanted_begin == wanted_end) return;
+    add({.begin = align_down(wanted_begin, rules.offset_alignment),
+         .end = align_up(wanted_end, rules.offset_alignment),
+         .wanted_begin = wanted_begin,
+         .wanted_end = wanted_end,
+         .block_bytes = limits_.slot_block_bytes,
+         .descriptor = Descriptor::direct,
+         .in_place = false});
+  };
+
+  const bool ragged = first != offset_ || last != end;
+  const bool in_place = first < last && memory_fits(first, rules.memory_alignment) &&
+                        (!ragged || last - first >= ragged_in_place_bytes_min);
+  if (!in_place) {
+    through_slots(offset_, end);
+    return;
+  }
+  through_slots(offset_, first);
+  add({.begin = first,
+       .end = last,
+       .wanted_begin = first,
+       .wanted_end = last,
+       .block_bytes = limits_.block_bytes,
+       .descriptor = Descriptor::direct,
+       .in_place = true});
+  through_slots(last, end);
+}
+
+// Pages that are only partly written go through the page cache, where the kernel keeps their other
+// bytes. The border is the page, not the smaller direct alignment: were one page written both ways,
+// its later write-back could undo the direct part.
+void Plan::plan_direct_write(const FileRules& rules) {
+  const std::uint64_t end = offset_ + bytes_;
+  const std::size_t border = std::max(page_bytes, rules.offset_alignment);
+  const std::uint64_t first = align_up(offset_, border);
+  const std::uint64_t last = align_down(end, border);
+  if (first >= last) {
+    plan_buffered(offset_, end);
+    return;
+  }
+  const bool in_place = memory_fits(first, rules.memory_alignment);
+  plan_buffered(offset_, first);
+  add({.begin = first,
+       .end = last,
+       .wanted_begin = first,
+       .wanted_end = last,
+       .block_bytes = in_place ? limits_.block_bytes : limits_.slot_block_bytes,
+       .descriptor = Descriptor::direct,
+       .in_place = in_place});
+  plan_buffered(last, end);
+}
+
+bool Plan::memory_fits(std::uint64_t at, std::size_t alignment) const noexcept {
+  return pieces_.size() == 1 && is_aligned(pieces_[0].memory + (at - offset_), alignment);
+}
+
+std::size_t Plan::piece_at(std::uint64_t start) const noexcept {
+  const auto after =
+      std::upper_bound(pieces_.begin(), pieces_.end(), start,
+                       [](std::uint64_t value, const Piece& piece) { return value < piece.start; });
+  return static_cast<std::size_t>(after - pieces_.begin()) - 1;
+}
+
+Block Plan::block(std::uint64_t index) const {
+  const Stretch* stretch = stretches_;
+  while (index >= stretch->count()) {
+    index -= stretch->count();
+    ++stretch;
+  }
+  const std::uint64_t begin = stretch->begin + index * stretch->block_bytes;
+  const std::uint64_t end = std::min<std::uint64_t>(stretch->end, begin + stretch->block_bytes);
+  const std::uint64_t wanted_begin = std::max(begin, stretch->wanted_begin);
+  const std::uint64_t wanted_end = std::min(end, stretch->wanted_end);
+  return {.offset = begin,
+          .wanted_offset = wanted_begin,
+          .bytes = static_cast<std::uint32_t>(end - begin),
+          .wanted_bytes = static_cast<std::uint32_t>(wanted_end - wanted_begin),
+          .descriptor = stretch->descriptor,
+          .memory = stretch->in_place ? pieces_[0].memory + (begin - offset_) : nullptr};
+}
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,124 @@
+#include "handle/trace.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "os/system.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+constexpr std::size_t gathered_max = std::size_t{256} << 10;
+constexpr const char* tail = "\n]\n";
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char letter : text) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (letter == '"' || letter == '\\') {
+      out += '\\';
+      out += letter;
+    } else if (code < 0x20 || code >= 0x7f) {  // a path need not be UTF-8, JSON must
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", code);
+      out += escape;
+    } else {
+      out += letter;
+    }
+  }
+  return out + "\"";
+}
+
+std::string microseconds(std::chrono::nanoseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%lld.%03d", static_cast<long long>(time.count() / 1000),
+                static_cast<int>(time.count() % 1000));
+  return text;
+}
+
+std::string event(const std::string& name, const char* category, std::uint64_t row,
+                  Trace::Time begin, Trace::Time end, const std::string& arguments) {
+  return R"({"ph":"X","name":)" + quoted(name) + R"(,"cat":")" + category + R"(","pid":)" +
+         std::to_string(::getpid()) + R"(,"tid":)" + std::to_string(row) + R"(,"ts":)" +
+         microseconds(begin.time_since_epoch()) + R"(,"dur":)" + microseconds(end - begin) +
+         R"(,"args":{)" + arguments + "}}";
+}
+
+}  // namespace
+
+Trace::Trace(int fd) : fd_(fd), generation_(os::fork_generation()) {}
+
+Trace* Trace::open() noexcept {
+  const char* wanted = std::getenv("TENSORFERRY_TRACE");
+  if (wanted == nullptr || *wanted == '\0') return nullptr;
+  std::string path = wanted;
+  if (const std::size_t at = path.find("%p"); at != std::string::npos) {
+    path.replace(at, 2, std::to_string(::getpid()));
+  }
+  const int fd =
+      os::System::real().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return nullptr;
+  auto* trace = new Trace(fd);  // never destroyed: threads may write until the very end
+  std::atexit([] {
+    if (Trace* last = active()) last->flush();
+  });
+  return trace;
+}
+
+Trace* Trace::active() noexcept {
+  static Trace* const trace = open();
+  if (trace == nullptr || trace->generation_ != os::fork_generation()) return nullptr;
+  return trace;
+}
+
+void Trace::operation(const char* verb, std::uint64_t id, const std::string& path,
+                      std::uint64_t bytes, Time begin, Time end, const char* error) {
+  std::string arguments = R"("operation":)" + std::to_string(id) + R"(,"path":)" + quoted(path) +
+                          R"(,"bytes":)" + std::to_string(bytes);
+  if (*error != '\0') arguments += R"(,"error":)" + quoted(error);
+  add(event(verb, "operation", 0, begin, end, arguments));
+}
+
+void Trace::request(const char* verb, std::uint64_t operation, std::uint64_t offset,
+                    std::uint32_t bytes, std::int32_t result, Time begin, Time end) {
+  add(event(verb, "request", static_cast<std::uint64_t>(::gettid()), begin, end,
+            R"("operation":)" + std::to_string(operation) + R"(,"offset":)" +
+                std::to_string(offset) + R"(,"bytes":)" + std::to_string(bytes) + R"(,"result":)" +
+                std::to_string(result)));
+}
+
+void Trace::add(std::string event) {
+  const std::lock_guard lock(mutex_);
+  gathered_ += written_ + gathered_.size() == 0 ? "[\n" : ",\n";
+  gathered_ += event;
+  if (gathered_.size() >= gathered_max) write_out();
+}
+
+void Trace::flush() {
+  const std::lock_guard lock(mutex_);
+  write_out();
+}
+
+// Appends over the closing bracket and writes a new one.
+void Trace::write_out() {
+  if (gathered_.empty()) return;
+  const std::size_t kept = gathered_.size();
+  gathered_ += tail;
+  std::size_t done = 0;
+  while (done < gathered_.size()) {
+    const ssize_t wrote =
+        os::System::real().pwrite(fd_, reinterpret_cast<const std::byte*>(gathered_.data()) + done,
+                                  gathered_.size() - done, written_ + done);
+    if (wrote <= 0) break;
+    done += static_cast<std::size_t>(wrote);
+  }
+  written_ += kept;
+  gathered_.clear();
+}
+
+}  // namespace tensorferry::handle

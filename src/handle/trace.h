@@ -1,0 +1,41 @@
+// A Chrome trace of every operation and its requests, written where TENSORFERRY_TRACE says. Without
+// the variable there is no Trace, and asking costs one load.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace tensorferry::handle {
+
+// Thread-safe. The file is valid JSON after every flush: when 256 KiB have gathered, when a handle
+// closes, and when the process exits.
+class Trace {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // The trace of this process, or nullptr. The variable is read once; "%p" in it becomes the
+  // process id. A forked child does not write into its parent's trace.
+  [[nodiscard]] static Trace* active() noexcept;
+
+  void operation(const char* verb, std::uint64_t id, const std::string& path, std::uint64_t bytes,
+                 Time begin, Time end, const char* error);
+  void request(const char* verb, std::uint64_t operation, std::uint64_t offset, std::uint32_t bytes,
+               std::int32_t result, Time begin, Time end);
+  void flush();
+
+ private:
+  explicit Trace(int fd);
+  static Trace* open() noexcept;
+  void add(std::string event);
+  void write_out();
+
+  const int fd_;
+  const std::uint64_t generation_;
+  std::mutex mutex_;
+  std::string gathered_;
+  std::uint64_t written_ = 0;
+};
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,200 @@
+#include "handle/transfer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "handle/crew.h"
+#include "handle/trace.h"
+#include "os/system.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+std::atomic<std::uint64_t> last_id{0};
+
+}  // namespace
+
+std::uint64_t next_operation_id() noexcept {
+  return last_id.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+Attempt first_attempt(Direction direction, const Block& block, std::uint32_t alignment) noexcept {
+  using engines::RequestKind;
+  return {
+      .kind = direction == Direction::read ? RequestKind::read : RequestKind::write,
+      .bytes = block.bytes,
+      .needed = static_cast<std::uint32_t>(block.wanted_offset - block.offset) + block.wanted_bytes,
+      .alignment = block.descriptor == Descriptor::direct ? alignment : 1};
+}
+
+Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile& file, int code) {
+  std::string hint = hint_for(code);
+  if (code == ENODATA) {
+    const Result<std::uint64_t> size = file.size();
+    const std::uint64_t seen = block.offset + std::max(attempt.done, attempt.reached);
+    hint = "the file ends at offset " + std::to_string(size.ok() ? size.value() : seen) +
+           ", before the last byte asked for";
+  } else if (code == ENOSPC) {
+    hint = "the file system is full: " + std::to_string(block.wanted_bytes) +
+           " more bytes are needed here and " + std::to_string(file.free_bytes()) + " are free";
+  }
+  return Error({.operation = engines::verb(attempt.kind),
+                .path = file.path(),
+                .offset = block.wanted_offset,
+                .length = block.wanted_bytes,
+                .code = code,
+                .hint = std::move(hint)});
+}
+
+Error sync_error(engines::RequestKind kind, const files::OpenFile& file, int code) {
+  return Error({.operation = engines::verb(kind),
+                .path = file.path(),
+                .offset = {},
+                .length = {},
+                .code = code,
+                .hint = "what was written may be lost and a second sync would not tell; write it "
+                        "again"});
+}
+
+Transfer::Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger)
+    : direction_(direction),
+      verb_(verb),
+      ledger_(std::move(ledger)),
+      id_(next_operation_id()),
+      generation_(os::fork_generation()),
+      queued_(Clock::now()) {}
+
+void Transfer::count_blocks() {
+  for (const Run& run : runs) {
+    unclaimed_ += run.plan.block_count();
+    asked_bytes_ += run.plan.bytes();
+  }
+  unfinished_.store(unclaimed_, std::memory_order_relaxed);
+  if (Trace::active() == nullptr) return;
+  if (!runs.empty()) {
+    name_ = runs.front().file->path();
+  } else if (!steps.empty()) {
+    name_ = steps.front().file->path();
+  }
+}
+
+bool Transfer::claimable() const noexcept {
+  if (stopping()) return false;
+  return syncing_ ? step_ < steps.size() : unclaimed_ > 0;
+}
+
+void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
+  out.transfer = self;
+  if (syncing_) {
+    out.run = nullptr;
+    out.step = &steps[step_++];
+    return;
+  }
+  while (block_ == runs[run_].plan.block_count()) {
+    ++run_;
+    block_ = 0;
+  }
+  out.run = &runs[run_];
+  out.step = nullptr;
+  out.block = out.run->plan.block(block_++);
+  --unclaimed_;
+}
+
+std::uint64_t Transfer::abandon_unclaimed() noexcept { return std::exchange(unclaimed_, 0); }
+
+void Transfer::mark_started() noexcept {
+  if (started_.load(std::memory_order_relaxed) != 0) return;
+  std::int64_t none = 0;
+  started_.compare_exchange_strong(none, Clock::now().time_since_epoch().count(),
+                                   std::memory_order_relaxed);
+}
+
+void Transfer::add_bytes(std::uint64_t bytes) noexcept {
+  moved_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  Ledger::add(direction_ == Direction::read ? ledger_->read_bytes : ledger_->written_bytes, bytes);
+}
+
+void Transfer::fail(Error error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (done()) return;
+  if (!error_) error_ = std::move(error);
+  stopping_.store(true, std::memory_order_release);
+}
+
+bool Transfer::finish_blocks(std::uint64_t count) noexcept {
+  return unfinished_.fetch_sub(count, std::memory_order_acq_rel) == count;
+}
+
+void Transfer::complete() noexcept {
+  // A cancellation that came when all was done has changed nothing.
+  const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && bytes() == asked_bytes_;
+  // Files close and memory goes before anyone sees the end. The lists are emptied outside the lock:
+  // letting go of memory may call back.
+  std::vector<Run>().swap(runs);
+  std::vector<SyncStep>().swap(steps);
+  std::vector<Piece>().swap(pieces);
+  std::vector<std::shared_ptr<memory::Region>>().swap(regions);
+
+  const std::lock_guard lock(mutex_);
+  finished_ = Clock::now();
+  if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
+  Ledger::add(ledger_->operations);
+  if (error_) {
+    Ledger::add(error_->code() == ECANCELED ? ledger_->cancelled_operations
+                                            : ledger_->failed_operations);
+  }
+  ledger_->latency_ns.record(static_cast<std::uint64_t>((finished_ - queued_).count()));
+  if (Trace* trace = Trace::active()) {
+    trace->operation(verb_, id_, name_, bytes(), queued_, finished_, error_ ? error_->what() : "");
+  }
+  done_.store(true, std::memory_order_release);
+  ended_.notify_all();
+}
+
+bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
+  if (done()) return true;
+  if (generation_ != os::fork_generation()) {
+    throw Error({.operation = "wait",
+                 .path = {},
+                 .offset = {},
+                 .length = {},
+                 .code = ECHILD,
+                 .hint = "the operation was started before fork() and belongs to the parent"});
+  }
+  std::unique_lock lock(mutex_);
+  const auto ended = [this] { return done(); };
+  if (!deadline) {
+    ended_.wait(lock, ended);
+    return true;
+  }
+  return ended_.wait_until(lock, *deadline, ended);
+}
+
+void Transfer::cancel(const char* why) noexcept {
+  if (done() || generation_ != os::fork_generation()) return;
+  const std::shared_ptr<Crew> owner = crew.lock();
+  if (owner == nullptr) return;
+  fail(Error({.operation = verb_,
+              .path = {},
+              .offset = {},
+              .length = {},
+              .code = ECANCELED,
+              .hint = why}));
+  owner->drop(*this);
+}
+
+std::optional<Error> Transfer::error() const {
+  if (!done()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+Operation::Timing Transfer::timing() const {
+  const std::lock_guard lock(mutex_);
+  const Clock::time_point started{Clock::duration(started_.load(std::memory_order_relaxed))};
+  return {.queued = queued_, .started = started, .finished = finished_};
+}
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,149 @@
+// An operation from the inside: its plans, how far it is, and how it ended. Workers report blocks,
+// users wait. The Crew that owns the queue guards the claiming; everything else is thread-safe.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engines/engine.h"
+#include "files/open_file.h"
+#include "handle/ledger.h"
+#include "handle/plan.h"
+#include "handle/retry.h"
+#include "memory/region.h"
+#include "tensorferry/error.h"
+#include "tensorferry/operation.h"
+#include "tensorferry/options.h"
+
+namespace tensorferry::handle {
+
+class Crew;
+
+// A plan with what it takes to carry it out.
+struct Run {
+  Plan plan;
+  std::shared_ptr<files::OpenFile> file;
+  int direct_fd = -1;
+  int buffered_fd = -1;
+  std::uint32_t alignment = 1;             // of direct requests
+  std::shared_ptr<memory::Region> region;  // that holds the memory, if it is page-locked
+
+  [[nodiscard]] int fd_for(const Block& block) const noexcept {
+    return block.descriptor == Descriptor::direct ? direct_fd : buffered_fd;
+  }
+};
+
+// Numbers operations over all handles of the process, from 1.
+[[nodiscard]] std::uint64_t next_operation_id() noexcept;
+
+// The request for a block before anything has moved.
+[[nodiscard]] Attempt first_attempt(Direction direction, const Block& block,
+                                    std::uint32_t alignment) noexcept;
+
+// The Error of a block or a sync step that failed with `code`, for the user.
+[[nodiscard]] Error transfer_error(const Attempt& attempt, const Block& block,
+                                   files::OpenFile& file, int code);
+[[nodiscard]] Error sync_error(engines::RequestKind kind, const files::OpenFile& file, int code);
+
+// One step towards durability, after all bytes have moved.
+struct SyncStep {
+  engines::RequestKind kind = engines::RequestKind::sync_data;
+  int fd = -1;
+  std::shared_ptr<files::OpenFile> file;
+};
+
+// What a worker gets to do: a block of a run, or a sync step.
+struct Claim {
+  std::shared_ptr<class Transfer> transfer;
+  const Run* run = nullptr;
+  const SyncStep* step = nullptr;
+  Block block;
+};
+
+class Transfer {
+ public:
+  using Clock = Operation::Clock;
+
+  // `verb` names it in errors and in the trace: "read", "write", "sync".
+  Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger);
+
+  // --- Before it is queued, by the conductor alone ---
+  std::vector<Piece> pieces;
+  std::vector<Run> runs;
+  std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
+  std::vector<SyncStep> steps;
+  std::weak_ptr<Crew> crew;
+  std::string_view engine_name;
+  std::shared_ptr<const std::string> engine_reason;
+  void count_blocks();  // once all of the above is set
+
+  // --- Claiming: only with the crew's lock held ---
+  [[nodiscard]] bool claimable() const noexcept;
+  void claim(const std::shared_ptr<Transfer>& self, Claim& out);
+  void start_sync_phase() noexcept { syncing_ = true; }
+  [[nodiscard]] bool syncing() const noexcept { return syncing_; }
+  // Gives up what was not claimed and returns how many blocks that were.
+  [[nodiscard]] std::uint64_t abandon_unclaimed() noexcept;
+
+  // --- Progress, by workers ---
+  [[nodiscard]] Direction direction() const noexcept { return direction_; }
+  [[nodiscard]] const char* verb() const noexcept { return verb_; }
+  void mark_started() noexcept;
+  void add_bytes(std::uint64_t bytes) noexcept;
+  // Keeps the first error; nothing more of the operation is started after it.
+  // After complete() it changes nothing.
+  void fail(Error error) noexcept;
+  [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
+  // Counts blocks off, returns true to the one caller who brings the count to zero.
+  [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
+  [[nodiscard]] bool needs_sync() const noexcept { return !syncing_ && !steps.empty(); }
+  // Reports done. Files and memory are let go before anyone can see it.
+  void complete() noexcept;
+
+  // --- For users ---
+  [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
+  void cancel(const char* why) noexcept;
+  [[nodiscard]] std::optional<Error> error() const;
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return moved_bytes_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] Operation::Timing timing() const;
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+
+ private:
+  const Direction direction_;
+  const char* const verb_;
+  const std::shared_ptr<Ledger> ledger_;
+  const std::uint64_t id_;
+  const std::uint64_t generation_;
+  std::uint64_t asked_bytes_ = 0;
+  std::string name_;  // of the file, for the trace
+
+  std::uint64_t unclaimed_ = 0;  // guarded by the crew
+  std::size_t run_ = 0;          // guarded by the crew
+  std::uint64_t block_ = 0;      // guarded by the crew
+  std::size_t step_ = 0;         // guarded by the crew
+  std::atomic<bool> syncing_{false};
+
+  std::atomic<std::uint64_t> unfinished_{0};
+  std::atomic<std::uint64_t> moved_bytes_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
+
+  std::atomic<bool> done_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<Error> error_;
+  const Clock::time_point queued_;
+  Clock::time_point finished_;
+};
+
+}  // namespace tensorferry::handle

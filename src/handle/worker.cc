@@ -1,0 +1,492 @@
+#include "handle/worker.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/alignment.h"
+#include "base/errno_name.h"
+#include "handle/trace.h"
+#include "os/thread.h"
+#include "tensorferry/copy.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+using engines::Completion;
+using engines::Engine;
+using engines::is_sync;
+using engines::Request;
+using engines::RequestKind;
+
+// One system call hands over up to this many requests.
+constexpr std::size_t batch_max = 32;
+// After this many completions the queue is refilled before more are looked at.
+constexpr std::size_t reap_max = 16;
+
+// Shorter runs are over before a registered file pays off.
+constexpr std::uint64_t registered_file_blocks_min = 64;
+
+// A read of at least this size into fresh memory has its pages made ahead of the bytes.
+constexpr std::uint64_t populate_bytes_min = 4 * MiB;
+
+// Between attempts to reap while the kernel refuses even that.
+constexpr std::chrono::milliseconds broken_reap_pause{1};
+
+}  // namespace
+
+RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory::Region>& region) {
+  Entry& entry = entries_[region->id()];
+  entry.region = region;
+  std::span<std::byte> left = region->mapped();
+  int refused = 0;
+  while (!left.empty() && refused == 0) {
+    const auto piece = left.first(std::min(left.size(), engines::registered_buffer_bytes_max));
+    left = left.subspan(piece.size());
+    unsigned index = next_index_;
+    if (!free_indexes_.empty()) {
+      index = free_indexes_.back();
+      free_indexes_.pop_back();
+    } else if (next_index_ < engine_.capabilities().buffer_slots) {
+      ++next_index_;
+    } else {
+      refused = ENOSPC;
+      break;
+    }
+    refused = -engine_.register_buffer(index, piece);
+    (refused == 0 ? entry.indexes : free_indexes_).push_back(index);
+  }
+  if (refused != 0) {
+    for (const unsigned index : entry.indexes) {
+      engine_.unregister_buffer(index);
+      free_indexes_.push_back(index);
+    }
+    entry.indexes.clear();
+    ledger_.note_fallback(
+        "page-locked memory could not be registered with the ring (" + errno_name(refused) +
+        "); it works unregistered; for ENOMEM raise the memlock limit (ulimit -l)");
+  }
+  region->mark_registered();
+  return entry;
+}
+
+int RegisteredRegions::index_of(const std::shared_ptr<memory::Region>& region,
+                                std::span<const std::byte> memory) {
+  if (engine_.capabilities().buffer_slots == 0) return -1;
+  const auto known = entries_.find(region->id());
+  const Entry& entry = known != entries_.end() ? known->second : enter(region);
+  if (entry.indexes.empty()) return -1;
+  const auto begin = static_cast<std::size_t>(memory.data() - region->data());
+  const std::size_t piece = begin / engines::registered_buffer_bytes_max;
+  const std::size_t last = (begin + memory.size() - 1) / engines::registered_buffer_bytes_max;
+  return piece == last ? static_cast<int>(entry.indexes[piece]) : -1;
+}
+
+void RegisteredRegions::drop_ended() noexcept {
+  const std::uint64_t ended = memory::ended_regions();
+  if (ended == std::exchange(ended_seen_, ended)) return;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (!it->second.region.expired()) {
+      ++it;
+      continue;
+    }
+    for (const unsigned index : it->second.indexes) {
+      engine_.unregister_buffer(index);
+      free_indexes_.push_back(index);
+    }
+    it = entries_.erase(it);
+  }
+}
+
+int RegisteredFiles::use(const Run& run) {
+  if (run.direct_fd < 0 || run.plan.block_count() < registered_file_blocks_min) return -1;
+  Entry* unused = nullptr;
+  for (Entry& entry : entries_) {
+    if (entry.run == &run) {
+      ++entry.users;
+      return static_cast<int>(&entry - entries_.data());
+    }
+    if (entry.run == nullptr) unused = &entry;
+  }
+  if (unused == nullptr) {
+    if (entries_.size() >= engine_.capabilities().file_slots) return -1;
+    unused = &entries_.emplace_back();
+  }
+  const auto index = static_cast<unsigned>(unused - entries_.data());
+  if (engine_.register_file(index, run.direct_fd) < 0) return -1;
+  *unused = {.run = &run, .users = 1};
+  return static_cast<int>(index);
+}
+
+void RegisteredFiles::give_back(const Run& run) noexcept {
+  for (Entry& entry : entries_) {
+    if (entry.run != &run) continue;
+    if (--entry.users == 0) {
+      engine_.unregister_file(static_cast<unsigned>(&entry - entries_.data()));
+      entry.run = nullptr;
+    }
+    return;
+  }
+}
+
+Worker::Worker(Crew& crew, std::unique_ptr<Engine> engine)
+    : crew_(crew),
+      ledger_(crew.ledger()),
+      engine_(std::move(engine)),
+      regions_(*engine_, ledger_),
+      files_(*engine_),
+      flights_(crew.options().queue_depth) {
+  const std::size_t depth = flights_.size();
+  for (auto* list : {&free_, &ready_, &starved_, &delayed_}) list->reserve(depth);
+  for (std::size_t i = depth; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(i - 1));
+  requests_.reserve(batch_max);
+  completions_.resize(reap_max);
+  claims_.resize(std::min<std::size_t>(depth, batch_max));
+}
+
+void Worker::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Worker::start() {
+  auto thread = os::start_thread("ferry-worker", [this] { run(); });
+  if (!thread) {
+    return Error({.operation = "start worker thread",
+                  .path = {},
+                  .offset = {},
+                  .length = {},
+                  .code = EAGAIN,
+                  .hint = "the system has no thread left; use fewer workers or raise ulimit -u"});
+  }
+  thread_ = std::move(*thread);
+  return Nothing{};
+}
+
+double Worker::os_cpu_seconds() { return os::cpu_seconds(thread_); }
+
+void Worker::run() {
+  attach_error_ = -engine_->attach();
+  while (!(crew_.closing() && idle())) {
+    obey_cancellations();
+    regions_.drop_ended();
+    revive_delayed();
+    feed_starved();
+    take_up_claims();
+    submit_ready();
+    reap();
+  }
+}
+
+// Fills the free flights with blocks. Without overlap the engine is first drained.
+void Worker::take_up_claims() {
+  if (crew_.options().overlap == Overlap::off && !idle()) return;
+  while (!free_.empty()) {
+    const std::size_t room = std::min(free_.size(), claims_.size());
+    const std::size_t count = crew_.claim(*this, {claims_.data(), room});
+    for (std::size_t i = 0; i < count; ++i) take_up(std::move(claims_[i]));
+    if (count < room) break;
+  }
+}
+
+void Worker::take_up(Claim&& claim) {
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  Flight& flight = flights_[index];
+  flight = Flight{};
+  flight.claim = std::move(claim);
+  flight.claim.transfer->mark_started();
+  flight.started = Clock::now();
+  if (const SyncStep* step = flight.claim.step) {
+    flight.attempt.kind = step->kind;
+    flight.fd = step->fd;
+  } else {
+    const Block& block = flight.claim.block;
+    flight.attempt =
+        first_attempt(flight.claim.transfer->direction(), block, flight.claim.run->alignment);
+    flight.fd = flight.claim.run->fd_for(block);
+    if (block.descriptor == Descriptor::direct) flight.file_index = files_.use(*flight.claim.run);
+  }
+  make_ready(index);
+}
+
+// Gives the flight its memory, or lets it wait for a slot.
+void Worker::make_ready(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  const Block& block = flight.claim.block;
+  if (!is_sync(flight.attempt.kind)) {
+    const std::shared_ptr<memory::Region>* region = &flight.claim.run->region;
+    if (block.memory != nullptr) {
+      flight.memory = block.memory;
+    } else if (!take_slot(flight)) {
+      if (slot_region_ == nullptr) {
+        fail(index, ENOMEM);
+      } else {
+        flight.stage = Stage::starved;
+        starved_.push_back(index);
+      }
+      return;
+    } else {
+      region = &slot_region_;
+      if (flight.attempt.kind == RequestKind::write) copy_in(flight);
+    }
+    if (*region != nullptr) {
+      flight.buffer_index = regions_.index_of(*region, {flight.memory, block.bytes});
+    }
+  }
+  const bool copied = flight.slot >= 0 && flight.attempt.kind == RequestKind::write;
+  const bool populated = flight.attempt.kind == RequestKind::read && flight.claim.run != nullptr &&
+                         populate(*flight.claim.run, block);
+  flight.stage = Stage::ready;
+  ready_.push_back(index);
+  // Either takes as long as a request: the drive shall not wait for the whole batch.
+  if (copied || populated) submit_ready();
+}
+
+// The first touch of fresh memory costs more than the bytes that go there: a page fault for every
+// 4 KiB. Making huge pages just ahead of the read is several times cheaper. The whole range is
+// about to be written, so no memory is used that would not be. Says whether it made any.
+bool Worker::populate(const Run& run, const Block& block) {
+  const std::span<std::byte> all = run.plan.single_piece();
+  if (all.size() < populate_bytes_min || run.region != nullptr) return false;
+  std::byte* const begin = all.data() + (block.wanted_offset - run.plan.offset());
+  std::byte* const end = begin + block.wanted_bytes;
+  bool made = false;
+  const auto first = align_up(reinterpret_cast<std::uintptr_t>(begin), huge_page_bytes);
+  for (auto* page = reinterpret_cast<std::byte*>(first);
+       page < end && page + huge_page_bytes <= all.data() + all.size(); page += huge_page_bytes) {
+    if (crew_.system().resident(page) != 0) continue;
+    crew_.system().advise(page, huge_page_bytes, MADV_HUGEPAGE);
+    crew_.system().advise(page, huge_page_bytes, MADV_POPULATE_WRITE);
+    made = true;
+  }
+  return made;
+}
+
+bool Worker::take_slot(Flight& flight) {
+  if (slot_region_ == nullptr) {
+    const CrewOptions& options = crew_.options();
+    auto region =
+        memory::Region::create(options.slot_block_bytes * options.slots_per_worker, crew_.system());
+    if (!region.ok()) return false;
+    slot_region_ = std::move(region.value());
+    if (!slot_region_->lock_reason().empty()) ledger_.note_fallback(slot_region_->lock_reason());
+    for (unsigned i = options.slots_per_worker; i > 0; --i) {
+      free_slots_.push_back(static_cast<int>(i - 1));
+    }
+  }
+  if (free_slots_.empty()) return false;
+  flight.slot = free_slots_.back();
+  free_slots_.pop_back();
+  flight.memory = slot_region_->data() +
+                  static_cast<std::size_t>(flight.slot) * crew_.options().slot_block_bytes;
+  return true;
+}
+
+void Worker::feed_starved() {
+  while (!starved_.empty() && !free_slots_.empty()) {
+    const std::uint32_t index = starved_.front();
+    starved_.erase(starved_.begin());
+    make_ready(index);
+  }
+}
+
+void Worker::revive_delayed() {
+  if (delayed_.empty()) return;
+  const Clock::time_point now = Clock::now();
+  std::erase_if(delayed_, [&](std::uint32_t index) {
+    if (flights_[index].due > now) return false;
+    flights_[index].stage = Stage::ready;
+    ready_.push_back(index);
+    return true;
+  });
+}
+
+void Worker::submit_ready() {
+  const std::size_t batch = crew_.options().submit == Submit::single ? 1 : batch_max;
+  std::size_t begin = 0;
+  int refused = 0;
+  while (begin < ready_.size()) {
+    const std::size_t end = std::min(ready_.size(), begin + batch);
+    const engines::Submitted submitted = offer(begin, end);
+    begin += submitted.taken;
+    if (begin < end) {
+      refused = submitted.error;
+      break;
+    }
+  }
+  const bool more = begin < ready_.size();
+  const std::uint32_t next = more ? ready_[begin] : 0;
+  ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(begin));
+  if (refused == 0) {
+    refusals_ = 0;
+    return;
+  }
+  Ledger::add(ledger_.refused_submissions);
+  // With requests in flight there will be room after the next completion: that is not counted.
+  if (in_flight_ == 0) ++refusals_;
+  if (judge_refusal(refused, refusals_) == Verdict::retry) return;
+  refusals_ = 0;
+  ready_.erase(ready_.begin());
+  fail(next, refused);
+}
+
+// Offers ready_[begin, end) to the engine in one call.
+engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
+  requests_.clear();
+  for (std::size_t i = begin; i < end; ++i) {
+    const Flight& flight = flights_[ready_[i]];
+    const Attempt& attempt = flight.attempt;
+    requests_.push_back({.tag = ready_[i],
+                         .kind = attempt.kind,
+                         .fd = flight.fd,
+                         .file_index = flight.file_index,
+                         .buffer_index = flight.buffer_index,
+                         .memory = flight.memory + attempt.done,
+                         .bytes = attempt.bytes - attempt.done,
+                         .offset = flight.claim.block.offset + attempt.done});
+    if (flight.buffer_index >= 0) Ledger::add(ledger_.fixed_requests);
+  }
+  if (attach_error_ != 0) return {0, attach_error_};
+  const engines::Submitted submitted = engine_->submit(requests_);
+  for (std::size_t i = begin; i < begin + submitted.taken; ++i) {
+    flights_[ready_[i]].stage = Stage::in_flight;
+  }
+  in_flight_ += submitted.taken;
+  return submitted;
+}
+
+Engine::Nanoseconds Worker::reap_limit() const {
+  Engine::Nanoseconds limit = Engine::forever;
+  if (!ready_.empty())
+    limit = in_flight_ > 0 ? std::chrono::milliseconds(1) : retry_delay(refusals_);
+  if (!delayed_.empty()) {
+    const Clock::time_point now = Clock::now();
+    for (const std::uint32_t index : delayed_) {
+      limit = std::clamp(flights_[index].due - now, Engine::Nanoseconds::zero(), limit);
+    }
+  }
+  return limit;
+}
+
+void Worker::reap() {
+  if (crew_.closing() && idle()) return;
+  const int count = engine_->reap(completions_, reap_limit());
+  if (count < 0 && count != -EINTR) std::this_thread::sleep_for(broken_reap_pause);
+  for (int i = 0; i < count; ++i) {
+    const Completion& completion = completions_[static_cast<std::size_t>(i)];
+    --in_flight_;
+    completed(static_cast<std::uint32_t>(completion.tag), completion.result);
+  }
+}
+
+void Worker::completed(std::uint32_t index, std::int32_t result) {
+  Flight& flight = flights_[index];
+  Transfer& transfer = *flight.claim.transfer;
+  Ledger::add(ledger_.requests);
+  if (Trace* trace = Trace::active()) {
+    trace->request(engines::verb(flight.attempt.kind), transfer.id(), flight.claim.block.offset,
+                   flight.attempt.bytes, result, flight.started, Clock::now());
+  }
+  const Judgement judgement = judge(flight.attempt, result);
+  switch (judgement.verdict) {
+    case Verdict::done:
+      if (!is_sync(flight.attempt.kind)) {
+        if (flight.slot >= 0 && flight.attempt.kind == RequestKind::read) copy_out(flight);
+        if (flight.slot >= 0) Ledger::add(ledger_.bounced_bytes, flight.claim.block.wanted_bytes);
+        transfer.add_bytes(flight.claim.block.wanted_bytes);
+      }
+      finish(index);
+      return;
+    case Verdict::resume:
+      Ledger::add(ledger_.short_transfers);
+      break;
+    case Verdict::retry:
+      Ledger::add(result > 0 ? ledger_.short_transfers : ledger_.retries);
+      break;
+    case Verdict::ended:
+    case Verdict::fail:
+      fail(index, judgement.code);
+      return;
+  }
+  if (transfer.stopping()) {
+    finish(index);
+    return;
+  }
+  const auto delay = retry_delay(flight.attempt.fruitless);
+  flight.due = Clock::now() + delay;
+  flight.stage = delay.count() > 0 ? Stage::delayed : Stage::ready;
+  (delay.count() > 0 ? delayed_ : ready_).push_back(index);
+}
+
+// The flight is over, in whichever way: everything it held is free again.
+void Worker::finish(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  if (flight.slot >= 0) free_slots_.push_back(flight.slot);
+  if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
+  const Claim claim = std::move(flight.claim);
+  flight = Flight{};
+  free_.push_back(index);
+  if (claim.step != nullptr) {
+    crew_.step_finished(claim.transfer);
+  } else if (claim.transfer->finish_blocks(1)) {
+    crew_.blocks_finished(claim.transfer);
+  }
+}
+
+void Worker::fail(std::uint32_t index, int code) {
+  const Flight& flight = flights_[index];
+  const Claim& claim = flight.claim;
+  if (claim.step != nullptr) {
+    claim.transfer->fail(sync_error(flight.attempt.kind, *claim.step->file, code));
+  } else {
+    claim.transfer->fail(transfer_error(flight.attempt, claim.block, *claim.run->file, code));
+    crew_.drop(*claim.transfer);
+  }
+  finish(index);
+}
+
+void Worker::copy_out(const Flight& flight) const {
+  const Block& block = flight.claim.block;
+  const std::byte* from = flight.memory + (block.wanted_offset - block.offset);
+  flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
+                                          [&](std::byte* memory, std::size_t bytes) {
+                                            copy({memory, bytes}, {from, bytes}, Destination::cold);
+                                            from += bytes;
+                                          });
+}
+
+void Worker::copy_in(const Flight& flight) const {
+  const Block& block = flight.claim.block;
+  std::byte* to = flight.memory;
+  flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
+                                          [&](const std::byte* memory, std::size_t bytes) {
+                                            copy({to, bytes}, {memory, bytes});
+                                            to += bytes;
+                                          });
+}
+
+// Ends the flights of operations that are to stop: at once if the kernel does not have them yet.
+void Worker::obey_cancellations() {
+  const std::uint64_t cancellations = crew_.cancellations();
+  if (cancellations == std::exchange(cancellations_seen_, cancellations)) return;
+  const bool closing = crew_.closing();
+  for (std::uint32_t index = 0; index < flights_.size(); ++index) {
+    Flight& flight = flights_[index];
+    if (flight.stage == Stage::unused) continue;
+    if (closing && !flight.claim.transfer->stopping()) {
+      crew_.stop(*flight.claim.transfer);
+    }
+    if (!flight.claim.transfer->stopping()) continue;
+    if (flight.stage == Stage::in_flight) {
+      if (!std::exchange(flight.cancelled, true)) engine_->cancel(index);
+      continue;
+    }
+    for (auto* list : {&ready_, &starved_, &delayed_}) std::erase(*list, index);
+    finish(index);
+  }
+}
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,150 @@
+// One thread and the engine it owns. It claims blocks from its crew, keeps the engine's queue
+// filled, has every completion judged, and copies through its own slots what cannot go in place.
+// It sleeps in exactly one place: the engine's reap().
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/result.h"
+#include "engines/engine.h"
+#include "handle/crew.h"
+#include "handle/retry.h"
+#include "handle/transfer.h"
+#include "memory/region.h"
+
+namespace tensorferry::handle {
+
+// Keeps track of which regions are registered with the worker's engine and at which index.
+class RegisteredRegions {
+ public:
+  RegisteredRegions(engines::Engine& engine, Ledger& ledger) : engine_(engine), ledger_(ledger) {}
+
+  // Where `memory`, which lies in `region`, is registered; registers the region at first use. -1
+  // where it cannot be (noted once as a fallback).
+  [[nodiscard]] int index_of(const std::shared_ptr<memory::Region>& region,
+                             std::span<const std::byte> memory);
+  // Lets go of regions that have ended.
+  void drop_ended() noexcept;
+
+ private:
+  struct Entry {
+    std::weak_ptr<memory::Region> region;
+    std::vector<unsigned> indexes;  // one per piece of 1 GiB; empty where it was refused
+  };
+  [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region);
+
+  engines::Engine& engine_;
+  Ledger& ledger_;
+  std::unordered_map<std::uint64_t, Entry> entries_;
+  std::vector<unsigned> free_indexes_;
+  unsigned next_index_ = 0;
+  std::uint64_t ended_seen_ = 0;
+};
+
+// Registers the file of a long run with the engine while blocks of it are in the air, and no
+// longer: a registered file cannot be closed, nor its file system unmounted.
+class RegisteredFiles {
+ public:
+  explicit RegisteredFiles(engines::Engine& engine) : engine_(engine) {}
+
+  // Where the run's direct descriptor is registered, or -1. Each use is given back.
+  [[nodiscard]] int use(const Run& run);
+  void give_back(const Run& run) noexcept;
+
+ private:
+  struct Entry {
+    const Run* run = nullptr;  // nullptr: the index is free
+    unsigned users = 0;
+  };
+  engines::Engine& engine_;
+  std::vector<Entry> entries_;  // by index
+};
+
+class Worker {
+ public:
+  Worker(Crew& crew, std::unique_ptr<engines::Engine> engine);
+  ~Worker() = default;
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  [[nodiscard]] Status start();
+  // Waits for the thread's end; the crew must be closing.
+  void join();
+  void wake() noexcept { engine_->wake(); }
+  [[nodiscard]] double cpu_seconds() { return os_cpu_seconds() + engine_->cpu_seconds(); }
+
+  bool asleep = false;  // guarded by the crew's lock
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  enum class Stage : std::uint8_t { unused, starved, ready, delayed, in_flight };
+
+  // A request from claim to end. Its index in flights_ is its tag.
+  struct Flight {
+    Stage stage = Stage::unused;
+    bool cancelled = false;  // the engine has been asked to
+    Claim claim;
+    Attempt attempt;
+    std::byte* memory = nullptr;  // of the request: in place or a slot
+    int slot = -1;
+    int fd = -1;
+    int file_index = -1;
+    int buffer_index = -1;
+    Clock::time_point due;      // when delayed
+    Clock::time_point started;  // for the trace
+  };
+
+  [[nodiscard]] double os_cpu_seconds();
+  void run();
+  void take_up_claims();
+  void take_up(Claim&& claim);
+  void make_ready(std::uint32_t index);
+  [[nodiscard]] bool populate(const Run& run, const Block& block);
+  void submit_ready();
+  [[nodiscard]] engines::Submitted offer(std::size_t begin, std::size_t end);
+  void reap();
+  void completed(std::uint32_t index, std::int32_t result);
+  void finish(std::uint32_t index);
+  void fail(std::uint32_t index, int code);
+  void copy_out(const Flight& flight) const;
+  void copy_in(const Flight& flight) const;
+  void obey_cancellations();
+  void feed_starved();
+  void revive_delayed();
+  [[nodiscard]] engines::Engine::Nanoseconds reap_limit() const;
+  [[nodiscard]] bool take_slot(Flight& flight);
+  [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
+
+  Crew& crew_;
+  Ledger& ledger_;
+  std::unique_ptr<engines::Engine> engine_;
+  RegisteredRegions regions_;
+  RegisteredFiles files_;
+  std::vector<Flight> flights_;
+  std::vector<std::uint32_t> free_;     // indexes of unused flights
+  std::vector<std::uint32_t> ready_;    // to be submitted, oldest first
+  std::vector<std::uint32_t> starved_;  // waiting for a slot
+  std::vector<std::uint32_t> delayed_;  // waiting before another attempt
+  std::vector<engines::Request> requests_;
+  std::vector<engines::Completion> completions_;
+  std::vector<Claim> claims_;
+  std::size_t in_flight_ = 0;
+  unsigned refusals_ = 0;  // in a row
+  int attach_error_ = 0;
+  std::uint64_t cancellations_seen_ = 0;
+
+  std::shared_ptr<memory::Region> slot_region_;
+  std::vector<int> free_slots_;
+
+  std::thread thread_;
+};
+
+}  // namespace tensorferry::handle
