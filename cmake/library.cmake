@@ -6,8 +6,9 @@ add_library(tensorferry SHARED ${objects})
 set_target_properties(tensorferry PROPERTIES VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_link_libraries(tensorferry PRIVATE ${LIBURING} ${LIBAIO} Threads::Threads)
-# Nothing of the archives that are linked in may be seen from outside.
-target_link_options(tensorferry PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+target_link_options(tensorferry PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)
+set_target_properties(tensorferry PROPERTIES LINK_DEPENDS ${exports})
 
 add_library(tensorferry_static STATIC ${objects})
 set_target_properties(tensorferry_static PROPERTIES OUTPUT_NAME tensorferry EXPORT_NAME static)

@@ -77,8 +77,9 @@ class TENSORFERRY_EXPORT Handle {
   Operation sync(const File& file, Durability durability = Durability::data);
 
   [[nodiscard]] const HandleOptions& options() const noexcept;  // as given
-  [[nodiscard]] std::string_view engine() const;                // the one in use
-  [[nodiscard]] const std::string& engine_reason() const;       // and why
+  // The engine in use, or that will be once something is queued, and why that one.
+  [[nodiscard]] std::string_view engine() const;
+  [[nodiscard]] std::string engine_reason() const;
   [[nodiscard]] Stats stats() const;
 
   // For the library's own rooms.

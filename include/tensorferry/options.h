@@ -32,8 +32,9 @@ enum class Durability : std::uint8_t { none, data, full };
 struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: what the file's device likes best
-  unsigned queue_depth = 32;    // requests in flight per worker
-  unsigned workers = 1;         // threads that move bytes, each with an engine of its own
+  unsigned queue_depth = 0;     // requests in flight per worker; 0: what suits the device
+  unsigned workers = 0;         // threads that move bytes, each with an engine of its own; 0: one
+                                // per disk, within half of the processors
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
   std::size_t slot_bytes = std::size_t{64} << 20;  // memory for transfers that cannot go in place

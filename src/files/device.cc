@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -139,10 +140,13 @@ class Inspection {
     const bool partition = !os::read_text(folder + "/partition").empty();
     const std::string disk = partition ? folder + "/.." : folder;
     take_hints(disk);
+    const std::size_t visited_before = visited_.size();
     visit_slaves(disk + "/slaves", depth);
     const std::string backing_file = first_line_of(disk + "/loop/backing_file");
-    if (backing_file.empty()) return;
-    if (const auto holder = holder_of(backing_file)) visit(*holder, depth + 1);
+    if (!backing_file.empty()) {
+      if (const auto holder = holder_of(backing_file)) visit(*holder, depth + 1);
+    }
+    if (visited_.size() == visited_before) physical_.insert(first_line_of(disk + "/dev"));
   }
 
   Device result() && {
@@ -150,17 +154,29 @@ class Inspection {
       device_.block_bytes =
           std::clamp(std::bit_floor(device_.request_bytes_max), 256 * KiB, 1 * MiB);
     }
+    device_.disks = static_cast<unsigned>(std::max<std::size_t>(physical_.size(), 1));
+    const std::size_t wanted = device_.disks * in_flight_bytes / device_.block_bytes;
+    const std::size_t held = queue_requests_ > 0 ? queue_requests_ : wanted;
+    device_.queue_depth = static_cast<unsigned>(
+        std::clamp<std::size_t>(std::min(wanted, held), queue_depth_min, queue_depth_max));
     return std::move(device_);
   }
 
  private:
   static constexpr unsigned depth_max = 8;  // partition on dm on md on loop on ... is less
 
+  // What kept the measured drives busy; more only adds latency (docs/performance.md).
+  static constexpr std::size_t in_flight_bytes = 16 * MiB;
+  static constexpr std::size_t queue_depth_min = 4;
+  static constexpr std::size_t queue_depth_max = 128;
+
   void take_hints(const std::string& disk) {
     if (device_.name.empty()) device_.name = name_of(disk);
     const std::string queue = disk + "/queue/";
     limit_request(size_in(queue + "max_sectors_kb") * KiB);
     limit_request(size_in(queue + "max_segments") * page_bytes);
+    // What a stack of devices holds is bounded by its disks: the last word is theirs.
+    if (const std::size_t held = size_in(queue + "nr_requests"); held > 0) queue_requests_ = held;
     const std::size_t logical = size_in(queue + "logical_block_size");
     if (std::has_single_bit(logical)) {
       device_.logical_block_bytes = std::max(device_.logical_block_bytes, logical);
@@ -228,6 +244,8 @@ class Inspection {
 
   const SystemTree& tree_;
   std::vector<Number> visited_;
+  std::set<std::string> physical_;  // numbers of the disks at the bottom
+  std::size_t queue_requests_ = 0;
   Device device_;
 };
 

@@ -17,6 +17,12 @@ struct Device {
   // The request size to use: the largest power of two that one device request carries, between
   // 256 KiB and 1 MiB; 512 KiB where nothing is known.
   std::size_t block_bytes = std::size_t{512} << 10;
+
+  // How many physical disks it is made of, as far as can be seen.
+  unsigned disks = 1;
+
+  // How many requests to keep in flight: 16 MiB per disk, but no more than the queue holds.
+  unsigned queue_depth = 32;
 };
 
 // Where to look; tests give another tree.

@@ -24,9 +24,10 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Queue {
-  std::string sectors_kb_max;  // empty: no such file
-  std::string segments_max;
+  std::string sectors_kb_max = {};  // empty: no such file
+  std::string segments_max = {};
   std::string logical_block = "512";
+  std::string requests = {};
 };
 
 // A sysfs with the folders that the kernel makes: devices below /devices, links elsewhere.
@@ -49,6 +50,7 @@ class FakeTree {
     write(folder / "queue/max_sectors_kb", queue.sectors_kb_max);
     write(folder / "queue/max_segments", queue.segments_max);
     write(folder / "queue/logical_block_size", queue.logical_block);
+    write(folder / "queue/nr_requests", queue.requests);
   }
 
   void partition(const std::string& disk_name, const std::string& name, const std::string& number) {
@@ -139,6 +141,31 @@ TEST(Device, block_bytes_stay_between_256_KiB_and_1_MiB) {
   EXPECT_EQ(tree.inspect(8, 0).block_bytes, 256 * KiB);
   EXPECT_EQ(tree.inspect(8, 16).block_bytes, 1 * MiB);
   EXPECT_EQ(tree.inspect(8, 32).block_bytes, 1 * MiB);
+}
+
+TEST(Device, depth_keeps_16_MiB_in_flight_but_no_more_than_the_queue_holds) {
+  FakeTree tree;
+  tree.disk("sda", "8:0", {.sectors_kb_max = "256", .segments_max = "", .requests = "1023"});
+  tree.disk("sdb", "8:16", {.sectors_kb_max = "1024", .segments_max = "", .requests = "256"});
+  tree.disk("sdc", "8:32", {.sectors_kb_max = "512", .segments_max = "", .requests = "8"});
+  tree.disk("sdd", "8:48", {.sectors_kb_max = "512", .segments_max = "", .requests = "1"});
+  EXPECT_EQ(tree.inspect(8, 0).queue_depth, 64u);
+  EXPECT_EQ(tree.inspect(8, 16).queue_depth, 16u);
+  EXPECT_EQ(tree.inspect(8, 32).queue_depth, 8u);
+  EXPECT_EQ(tree.inspect(8, 48).queue_depth, 4u);
+}
+
+TEST(Device, each_disk_of_a_stack_is_counted_once_and_adds_depth) {
+  FakeTree tree;
+  for (const char* digit : {"0", "1", "2"}) {
+    tree.disk(std::string("nvme") + digit, std::string("259:") + digit, {.sectors_kb_max = "512"});
+  }
+  tree.partition("nvme2", "nvme2p1", "259:8");
+  tree.partition("nvme2", "nvme2p2", "259:9");
+  tree.disk("md0", "9:0", {.sectors_kb_max = "512"});
+  for (const char* lower : {"nvme0", "nvme1", "nvme2p1", "nvme2p2"}) tree.slave("md0", lower);
+  EXPECT_EQ(tree.inspect(9, 0).disks, 3u);
+  EXPECT_EQ(tree.inspect(9, 0).queue_depth, 96u);
 }
 
 TEST(Device, partition_uses_the_queue_and_the_name_of_its_disk) {

@@ -18,7 +18,8 @@ using engines::RequestKind;
 
 constexpr unsigned queue_depth_max = 4096;
 constexpr unsigned workers_max = 256;
-constexpr std::size_t default_slot_block_bytes = 512 * KiB;
+constexpr unsigned auto_queue_depth_min = 8;
+constexpr unsigned auto_workers_max = 4;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 
 // A transfer of up to this size is made by the calling thread, unless the user chose a block size:
@@ -48,26 +49,32 @@ Error invalid(const char* operation, std::string hint) {
 
 Status check_options(const HandleOptions& options) {
   const auto out_of_range = [](const std::string& what, std::size_t value, std::size_t max) {
-    return invalid("open handle", what + " is " + std::to_string(value) + " and must be 1 to " +
+    return invalid("open handle", what + " is " + std::to_string(value) + " and must be at most " +
                                       std::to_string(max));
   };
-  if (options.queue_depth < 1 || options.queue_depth > queue_depth_max) {
+  if (options.queue_depth > queue_depth_max) {
     return out_of_range("queue_depth", options.queue_depth, queue_depth_max);
   }
-  if (options.workers < 1 || options.workers > workers_max) {
+  if (options.workers > workers_max) {
     return out_of_range("workers", options.workers, workers_max);
   }
   if (options.block_bytes > GiB) return out_of_range("block_bytes", options.block_bytes, GiB);
-  const std::size_t needed = slot_shares * slot_block_bytes_min * options.workers;
+  const unsigned workers = std::max(options.workers, auto_workers_max);
+  const std::size_t needed = slot_shares * slot_block_bytes_min * workers;
   if (options.slot_bytes < needed) {
     return invalid("open handle", "slot_bytes is " + std::to_string(options.slot_bytes) +
                                       " and must be at least " + std::to_string(needed) + " for " +
-                                      std::to_string(options.workers) + " workers");
+                                      std::to_string(workers) + " workers");
   }
   return Nothing{};
 }
 
 const char* verb_of(Direction direction) { return direction == Direction::read ? "read" : "write"; }
+
+// What the length of a request is a multiple of.
+std::size_t unit_of(const files::OpenFile& file) {
+  return std::max({page_bytes, file.offset_alignment(), file.memory_alignment()});
+}
 
 FileRules rules_of(const files::OpenFile& file) {
   return {.direct = file.direct(),
@@ -81,13 +88,7 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
     : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
-      generation_(os::fork_generation()) {
-  const std::size_t wanted = options.block_bytes > 0 ? align_up(options.block_bytes, page_bytes)
-                                                     : default_slot_block_bytes;
-  const std::size_t budget = options.slot_bytes / slot_shares * main_shares / options.workers;
-  slot_block_bytes_ =
-      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));
-}
+      generation_(os::fork_generation()) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -95,9 +96,10 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
   os::System& system = parts.system != nullptr ? *parts.system : os::System::real();
   std::unique_ptr<Conductor> conductor(
       new Conductor(options, system, std::move(parts.open_engine)));
-  // `auto` chooses when there is something to queue: a handle for small transfers stays small.
+  // An explicit engine that cannot be had is refused here. Threads and rings come with the first
+  // operation that is queued: a handle for small transfers stays small.
   if (options.engine != EngineKind::automatic) {
-    if (auto team = conductor->main_team(); !team.ok()) return team.error();
+    if (auto engine = conductor->engine(); !engine.ok()) return engine.error();
   }
   return conductor;
 }
@@ -148,75 +150,91 @@ Status Conductor::check(Direction direction, const Part& part) const {
   return Nothing{};
 }
 
-Limits Conductor::limits_for(const files::OpenFile& file) const noexcept {
-  const std::size_t unit = std::max(page_bytes, file.offset_alignment());
+Limits Conductor::limits_for(const files::OpenFile& file, const Crew& crew) const noexcept {
+  const std::size_t unit = unit_of(file);
   const std::size_t wanted =
       options_.block_bytes > 0 ? options_.block_bytes : file.device().block_bytes;
   const std::size_t block_bytes = align_up(wanted, unit);
-  return {.block_bytes = block_bytes,
-          .slot_block_bytes = align_down(std::min(block_bytes, slot_block_bytes_), unit)};
+  return {
+      .block_bytes = block_bytes,
+      .slot_block_bytes = align_down(std::min(block_bytes, crew.options().slot_block_bytes), unit)};
 }
 
 // --- Crews -----------------------------------------------------------------------------------
 
-Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::size_t slot_bytes) {
-  const std::size_t slots = slot_bytes / options_.workers / slot_block_bytes_;
-  return Crew::start({.engine = kind,
-                      .queue_depth = options_.queue_depth,
-                      .workers = options_.workers,
-                      .submit = options_.submit,
-                      .overlap = options_.overlap,
-                      .slot_block_bytes = slot_block_bytes_,
-                      .slots_per_worker = static_cast<unsigned>(
-                          std::clamp<std::size_t>(slots, 1, options_.queue_depth))},
-                     open_engine_, system_, ledger_);
+Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const files::Device& device,
+                                                    std::size_t slot_bytes) {
+  const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
+  const unsigned workers = options_.workers > 0
+                               ? options_.workers
+                               : std::min({device.disks, processors, auto_workers_max});
+  // The device's depth is for all workers together.
+  const unsigned depth = options_.queue_depth > 0
+                             ? options_.queue_depth
+                             : std::max(device.queue_depth / workers, auto_queue_depth_min);
+  const std::size_t wanted =
+      options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes) : device.block_bytes;
+  const std::size_t budget = slot_bytes / workers;
+  const std::size_t slot =
+      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));
+  return Crew::start(
+      {.engine = kind,
+       .queue_depth = depth,
+       .workers = workers,
+       .submit = options_.submit,
+       .overlap = options_.overlap,
+       .slot_block_bytes = slot,
+       .slots_per_worker = static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth))},
+      open_engine_, system_, ledger_);
 }
 
-Status Conductor::start_main_team() {
-  const std::size_t slot_bytes = options_.slot_bytes / slot_shares * main_shares;
+template <class Open>
+auto Conductor::choose_engine(Open open) -> Result<std::pair<EngineKind, std::string>> {
   if (options_.engine != EngineKind::automatic) {
-    auto crew = start_crew(options_.engine, slot_bytes);
-    if (!crew.ok()) return crew.error();
-    main_ = {std::move(crew.value()), std::make_shared<const std::string>("chosen by the caller")};
-    return Nothing{};
+    if (Status opened = open(options_.engine); !opened.ok()) return opened.error();
+    return std::pair(options_.engine, std::string("chosen by the caller"));
   }
   std::string refusals;
-  for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio, EngineKind::threads}) {
-    auto crew = start_crew(kind, slot_bytes);
-    if (crew.ok()) {
-      std::string reason = refusals.empty() ? "auto: io_uring is the first choice and works here"
-                                            : "auto: " + refusals;
-      if (!refusals.empty()) {
-        reason += "using " + std::string(to_string(kind));
-        ledger_->note_fallback(reason);
-      }
-      main_ = {std::move(crew.value()), std::make_shared<const std::string>(std::move(reason))};
-      return Nothing{};
+  for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio}) {
+    const Status opened = open(kind);
+    if (opened.ok()) {
+      return std::pair(kind, refusals.empty() ? "auto: io_uring is the first choice and works here"
+                                              : "auto: " + refusals + "using libaio");
     }
-    refusals += std::string(crew.error().what()) + "; ";
-    if (kind == EngineKind::threads) return crew.error();
+    refusals += std::string(opened.error().what()) + "; ";
   }
-  return Nothing{};
+  if (Status opened = open(EngineKind::threads); !opened.ok()) return opened.error();
+  return std::pair(EngineKind::threads, "auto: " + refusals + "using threads");
 }
 
-Result<Conductor::Team*> Conductor::main_team() {
+Result<Conductor::Team*> Conductor::main_team(const files::Device& device) {
   const std::lock_guard lock(mutex_);
-  if (main_.crew == nullptr) {
-    if (Status started = start_main_team(); !started.ok()) return started.error();
+  if (main_.crew != nullptr) return &main_;
+  auto chosen = choose_engine([&](EngineKind kind) -> Status {
+    auto crew = start_crew(kind, device, options_.slot_bytes / slot_shares * main_shares);
+    if (!crew.ok()) return crew.error();
+    main_.crew = std::move(crew.value());
+    return Nothing{};
+  });
+  if (!chosen.ok()) return chosen.error();
+  const auto& [kind, reason] = chosen.value();
+  main_.reason = std::make_shared<const std::string>(reason);
+  if (options_.engine == EngineKind::automatic && kind != EngineKind::io_uring) {
+    ledger_->note_fallback(reason);
   }
   return &main_;
 }
 
 Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
-  Result<Team*> main = main_team();
+  Result<Team*> main = main_team(file.device());
   if (!main.ok() || file.direct() || options_.engine != EngineKind::automatic ||
       main.value()->crew->options().engine == EngineKind::threads) {
     return main;
   }
   const std::lock_guard lock(mutex_);
   if (buffered_.crew == nullptr) {
-    auto crew =
-        start_crew(EngineKind::threads, options_.slot_bytes / slot_shares * buffered_shares);
+    auto crew = start_crew(EngineKind::threads, file.device(),
+                           options_.slot_bytes / slot_shares * buffered_shares);
     if (!crew.ok()) return crew.error();
     buffered_ = {std::move(crew.value()),
                  std::make_shared<const std::string>(
@@ -226,14 +244,18 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
   return &buffered_;
 }
 
-Result<std::string_view> Conductor::engine() {
+Result<std::pair<EngineKind, std::string>> Conductor::engine() {
   if (Status checked = check_generation(); !checked.ok()) return checked.error();
-  Result<Team*> team = main_team();
-  if (!team.ok()) return team.error();
-  return to_string(team.value()->crew->options().engine);
+  {
+    const std::lock_guard lock(mutex_);
+    if (main_.crew != nullptr) return std::pair(main_.crew->options().engine, *main_.reason);
+  }
+  return choose_engine([this](EngineKind kind) -> Status {
+    auto engine = open_engine_(kind, std::max(options_.queue_depth, 1U), system_);
+    if (!engine.ok()) return engine.error();
+    return Nothing{};
+  });
 }
-
-const std::string& Conductor::engine_reason() { return *main_.reason; }
 
 // --- Queued operations -----------------------------------------------------------------------
 
@@ -243,10 +265,11 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   for (const Part& part : parts) {
     if (Status checked = check(direction, part); !checked.ok()) return checked.error();
   }
-  Result<Team*> team = parts.empty() ? main_team() : team_for(*parts.front().file);
+  Result<Team*> team = parts.empty() ? main_team(files::Device{}) : team_for(*parts.front().file);
   if (!team.ok()) return team.error();
   auto transfer = std::make_shared<Transfer>(direction, verb_of(direction), ledger_);
-  if (Status added = add_runs(*transfer, parts); !added.ok()) return added.error();
+  if (Status added = add_runs(*transfer, parts, *team.value()->crew); !added.ok())
+    return added.error();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (i > 0 && parts[i].file == parts[i - 1].file) continue;
     if (Status added = add_steps(*transfer, parts[i].file, durability); !added.ok()) {
@@ -275,7 +298,7 @@ Result<Operation> Conductor::launch(std::shared_ptr<Transfer> transfer, Team& te
   return Operation(std::move(transfer));
 }
 
-Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts) const {
+Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const {
   const auto before = [](const Part& a, const Part& b) {
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   };
@@ -287,7 +310,7 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts) const {
   std::size_t first_piece = 0;
   const auto close_run = [&]() -> Status {
     if (first == nullptr) return Nothing{};
-    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first);
+    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first, crew);
   };
   std::uint64_t end = 0;  // of the run so far
   for (const Part& part : parts) {
@@ -318,15 +341,15 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts) const {
   return close_run();
 }
 
-Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces,
-                          const Part& first) const {
+Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
+                          const Crew& crew) const {
   files::OpenFile& file = *first.file;
-  Run run{
-      .plan = Plan(transfer.direction(), first.offset, pieces, rules_of(file), limits_for(file)),
-      .file = first.file,
-      .direct_fd = file.direct_fd(),
-      .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
-      .region = nullptr};
+  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules_of(file),
+                       limits_for(file, crew)),
+          .file = first.file,
+          .direct_fd = file.direct_fd(),
+          .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
+          .region = nullptr};
   if (run.plan.needs_buffered_descriptor()) {
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
@@ -387,7 +410,7 @@ std::optional<Status> Conductor::try_inline(Direction direction, const Part& par
   const auto begin = Operation::Clock::now();
   files::OpenFile& file = *part.file;
   const Piece piece{part.memory, part.bytes, 0};
-  const std::size_t unit = std::max(page_bytes, file.offset_alignment());
+  const std::size_t unit = unit_of(file);
   const Plan plan(direction, part.offset, {&piece, 1}, rules_of(file),
                   {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
                    .slot_block_bytes = align_down(inline_slot_bytes, unit)});

@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -58,11 +58,12 @@ class Conductor {
 
   [[nodiscard]] const HandleOptions& options() const noexcept { return options_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
-  [[nodiscard]] Result<std::string_view> engine();
-  [[nodiscard]] const std::string& engine_reason();  // after engine()
+  // The engine in use, or that would be, and why.
+  [[nodiscard]] Result<std::pair<EngineKind, std::string>> engine();
   [[nodiscard]] Stats stats();
 
  private:
+  // A crew, made when the first operation is queued for it.
   struct Team {
     std::shared_ptr<Crew> crew;
     std::shared_ptr<const std::string> reason;
@@ -71,14 +72,18 @@ class Conductor {
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
   [[nodiscard]] Status check(Direction direction, const Part& part) const;
   [[nodiscard]] Status check_generation() const;
-  [[nodiscard]] Limits limits_for(const files::OpenFile& file) const noexcept;
-  [[nodiscard]] Result<Team*> main_team();
+  [[nodiscard]] Limits limits_for(const files::OpenFile& file, const Crew& crew) const noexcept;
+  [[nodiscard]] Result<Team*> main_team(const files::Device& device);
   [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
-  [[nodiscard]] Status start_main_team();
-  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, std::size_t slot_bytes);
-  [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts) const;
-  [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces,
-                               const Part& first) const;
+  // Tries to open the engine of the user's choice, or those of `auto` in their order, with `open`.
+  template <class Open>
+  [[nodiscard]] auto choose_engine(Open open) -> Result<std::pair<EngineKind, std::string>>;
+  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind,
+                                                         const files::Device& device,
+                                                         std::size_t slot_bytes);
+  [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
+  [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
+                               const Crew& crew) const;
   [[nodiscard]] static Status add_steps(Transfer& transfer,
                                         const std::shared_ptr<files::OpenFile>& file,
                                         Durability durability);
@@ -96,7 +101,6 @@ class Conductor {
   os::System& system_;
   const OpenEngine open_engine_;
   const std::uint64_t generation_;
-  std::size_t slot_block_bytes_ = 0;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
 
   std::mutex mutex_;  // guards the teams and the inline slots

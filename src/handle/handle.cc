@@ -93,12 +93,9 @@ Operation Handle::sync(const File& file, Durability durability) {
 }
 
 const HandleOptions& Handle::options() const noexcept { return conductor_->options(); }
-std::string_view Handle::engine() const { return conductor_->engine().or_throw(); }
+std::string_view Handle::engine() const { return to_string(conductor_->engine().or_throw().first); }
 
-const std::string& Handle::engine_reason() const {
-  conductor_->engine().or_throw();
-  return conductor_->engine_reason();
-}
+std::string Handle::engine_reason() const { return conductor_->engine().or_throw().second; }
 
 Stats Handle::stats() const { return conductor_->stats(); }
 

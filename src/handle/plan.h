@@ -20,8 +20,8 @@ struct FileRules {
 };
 
 struct Limits {
-  std::size_t block_bytes = 0;       // longest request in place; a multiple of 4096 and of the
-                                     // offset alignment
+  std::size_t block_bytes = 0;       // longest request in place; a multiple of 4096 and of both
+                                     // alignments
   std::size_t slot_block_bytes = 0;  // longest request through a slot; likewise
 };
 
