@@ -12,7 +12,8 @@ set_target_properties(tensorferry PROPERTIES LINK_DEPENDS ${exports})
 
 add_library(tensorferry_static STATIC ${objects})
 set_target_properties(tensorferry_static PROPERTIES OUTPUT_NAME tensorferry EXPORT_NAME static)
-target_link_libraries(tensorferry_static INTERFACE uring aio Threads::Threads)
+# The archives by name: liburing's shared library does not have all that we call.
+target_link_libraries(tensorferry_static INTERFACE -l:liburing.a -l:libaio.a Threads::Threads)
 
 foreach(library tensorferry tensorferry_static)
   target_include_directories(${library} INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
