@@ -145,6 +145,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
         file->learn_alignment(facts);
       } else {
         system.close(reopened.value());
+        file->direct_reason_ = "the alignment of O_DIRECT could not be found out";
       }
     } else {
       file->direct_reason_ = "the file could not be opened a second time with O_DIRECT";

@@ -1,7 +1,6 @@
 #include "handle/crew.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "handle/worker.h"
@@ -57,12 +56,7 @@ void Crew::stop_queued() noexcept {
 }
 
 void Crew::stop(Transfer& transfer) noexcept {
-  transfer.fail(Error({.operation = transfer.verb(),
-                       .path = {},
-                       .offset = {},
-                       .length = {},
-                       .code = ECANCELED,
-                       .hint = "the handle was closed"}));
+  transfer.fail_cancelled("the handle was closed");
   drop(transfer);
 }
 

@@ -72,11 +72,11 @@ void Transfer::count_blocks() {
     asked_bytes_ += run.plan.bytes();
   }
   unfinished_.store(unclaimed_, std::memory_order_relaxed);
-  if (Trace::active() == nullptr) return;
   if (!runs.empty()) {
-    name_ = runs.front().file->path();
+    path_ = runs.front().file->path();
+    offset_ = runs.front().plan.offset();
   } else if (!steps.empty()) {
-    name_ = steps.front().file->path();
+    path_ = steps.front().file->path();
   }
 }
 
@@ -123,6 +123,15 @@ void Transfer::fail(Error error) noexcept {
   stopping_.store(true, std::memory_order_release);
 }
 
+void Transfer::fail_cancelled(const char* why) noexcept {
+  fail(Error({.operation = verb_,
+              .path = path_,
+              .offset = offset_,
+              .length = asked_bytes_,
+              .code = ECANCELED,
+              .hint = why}));
+}
+
 bool Transfer::finish_blocks(std::uint64_t count) noexcept {
   return unfinished_.fetch_sub(count, std::memory_order_acq_rel) == count;
 }
@@ -147,7 +156,7 @@ void Transfer::complete() noexcept {
   }
   ledger_->latency_ns.record(static_cast<std::uint64_t>((finished_ - queued_).count()));
   if (Trace* trace = Trace::active()) {
-    trace->operation(verb_, id_, name_, bytes(), queued_, finished_, error_ ? error_->what() : "");
+    trace->operation(verb_, id_, path_, bytes(), queued_, finished_, error_ ? error_->what() : "");
   }
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
@@ -176,12 +185,7 @@ void Transfer::cancel(const char* why) noexcept {
   if (done() || generation_ != os::fork_generation()) return;
   const std::shared_ptr<Crew> owner = crew.lock();
   if (owner == nullptr) return;
-  fail(Error({.operation = verb_,
-              .path = {},
-              .offset = {},
-              .length = {},
-              .code = ECANCELED,
-              .hint = why}));
+  fail_cancelled(why);
   owner->drop(*this);
 }
 

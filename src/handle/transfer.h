@@ -94,12 +94,12 @@ class Transfer {
 
   // --- Progress, by workers ---
   [[nodiscard]] Direction direction() const noexcept { return direction_; }
-  [[nodiscard]] const char* verb() const noexcept { return verb_; }
   void mark_started() noexcept;
   void add_bytes(std::uint64_t bytes) noexcept;
   // Keeps the first error; nothing more of the operation is started after it.
   // After complete() it changes nothing.
   void fail(Error error) noexcept;
+  void fail_cancelled(const char* why) noexcept;
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
   // Counts blocks off, returns true to the one caller who brings the count to zero.
   [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
@@ -125,7 +125,8 @@ class Transfer {
   const std::uint64_t id_;
   const std::uint64_t generation_;
   std::uint64_t asked_bytes_ = 0;
-  std::string name_;  // of the file, for the trace
+  std::string path_;  // of the first file, and where in it
+  std::uint64_t offset_ = 0;
 
   std::uint64_t unclaimed_ = 0;  // guarded by the crew
   std::size_t run_ = 0;          // guarded by the crew

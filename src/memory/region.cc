@@ -113,6 +113,14 @@ void Region::populate() {
     lock_reason_ = why_not_locked(-locked, mapped_bytes_);
     system_.advise(data_, mapped_bytes_, MADV_POPULATE_WRITE);
   }
+  if (huge_page_reason_.empty()) {
+    const std::int64_t huge = system_.huge_bytes(data_, mapped_bytes_);
+    const auto whole = static_cast<std::int64_t>(align_down(mapped_bytes_, huge_page_bytes));
+    if (huge >= 0 && huge < whole) {
+      huge_page_reason_ = "the kernel had huge pages for only " + std::to_string(huge) + " of " +
+                          std::to_string(whole) + " bytes; memory is short or fragmented";
+    }
+  }
 }
 
 Region::~Region() {

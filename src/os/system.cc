@@ -21,6 +21,18 @@ T or_errno(T result) noexcept {
   return result < 0 ? static_cast<T>(-errno) : result;
 }
 
+// ioctl PAGEMAP_SCAN of Linux 6.7, which older headers do not have.
+struct PageRegion {
+  std::uint64_t start, end, categories;
+};
+struct PageScan {
+  std::uint64_t size = sizeof(PageScan);
+  std::uint64_t flags, start, end, walk_end, found, found_count, pages_max;
+  std::uint64_t categories_inverted, categories_all, categories_any, categories_returned;
+};
+constexpr std::uint64_t page_is_huge = 1 << 6;
+constexpr unsigned long page_scan_request = _IOWR('f', 16, PageScan);
+
 std::atomic<std::uint64_t> generation{0};
 
 // Counting from the moment the library is loaded, so that no Handle can be older than the counter.
@@ -82,6 +94,33 @@ int System::lock(std::byte* memory, std::size_t bytes) { return or_errno(::mlock
 
 int System::advise(std::byte* memory, std::size_t bytes, int advice) {
   return or_errno(::madvise(memory, bytes, advice));
+}
+
+std::int64_t System::huge_bytes(std::byte* memory, std::size_t bytes) {
+  const int fd = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  std::array<PageRegion, 64> found{};
+  PageScan scan{};
+  scan.start = begin;
+  scan.end = begin + bytes;
+  scan.found = reinterpret_cast<std::uintptr_t>(found.data());
+  scan.found_count = found.size();
+  scan.categories_all = scan.categories_returned = page_is_huge;
+  std::int64_t sum = 0;
+  int got = 0;
+  while (scan.start < scan.end) {
+    got = ::ioctl(fd, page_scan_request, &scan);
+    if (got < 0) break;
+    for (int i = 0; i < got; ++i) {
+      const PageRegion& region = found.at(static_cast<std::size_t>(i));
+      sum += static_cast<std::int64_t>(region.end - region.start);
+    }
+    scan.start = scan.walk_end;
+  }
+  const int code = errno;
+  ::close(fd);
+  return got < 0 ? -code : sum;
 }
 
 int System::resident(std::byte* page) {

@@ -43,6 +43,8 @@ class System {
   virtual int unmap(std::byte* memory, std::size_t bytes);
   virtual int lock(std::byte* memory, std::size_t bytes);
   virtual int advise(std::byte* memory, std::size_t bytes, int advice);
+  // How many of `bytes` are in huge pages, or -errno (ENOTTY before Linux 6.7).
+  virtual std::int64_t huge_bytes(std::byte* memory, std::size_t bytes);
   // Whether the page at `page` is in memory: 1 or 0, or -errno.
   virtual int resident(std::byte* page);
 

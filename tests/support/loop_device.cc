@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 extern char** environ;
@@ -135,7 +136,7 @@ std::string LoopDevice::unavailable_reason(const std::string& type) {
   return {};
 }
 
-LoopDevice::LoopDevice(std::uint64_t bytes, unsigned sector_bytes) {
+LoopDevice::LoopDevice(std::uint64_t bytes, unsigned sector_bytes) : sector_bytes_(sector_bytes) {
   if (const std::string reason = unavailable_reason(); !reason.empty()) {
     throw std::runtime_error(reason);
   }
@@ -144,13 +145,20 @@ LoopDevice::LoopDevice(std::uint64_t bytes, unsigned sector_bytes) {
   ::mkdir(mount_point_.c_str(), 0755);
   const int backing = ::open(backing_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (backing < 0 || ::ftruncate(backing, static_cast<off_t>(bytes)) != 0) fail(backing_);
-  fd_ = configure(backing, sector_bytes, &device_);
+  ::close(backing);
+  attach();
+}
+
+void LoopDevice::attach() {
+  const int backing = ::open(backing_.c_str(), O_RDWR | O_CLOEXEC);
+  if (backing < 0) fail("open " + backing_);
+  fd_ = configure(backing, sector_bytes_, &device_);
   ::close(backing);
 }
 
 LoopDevice::~LoopDevice() {
   if (mounted_) ::umount2(mount_point_.c_str(), MNT_DETACH);
-  ::close(fd_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 void LoopDevice::make_file_system(const std::string& type, const std::string& options) {
@@ -165,10 +173,12 @@ void LoopDevice::make_file_system(const std::string& type, const std::string& op
 }
 
 void LoopDevice::mount() {
+  if (fd_ < 0) attach();
   if (::mount(device_.c_str(), mount_point_.c_str(), type_.c_str(), 0, nullptr) != 0) {
     fail("mount " + device_ + " as " + type_);
   }
   mounted_ = true;
+  ::close(std::exchange(fd_, -1));
 }
 
 void LoopDevice::unmount() {

@@ -34,7 +34,8 @@ class Mount {
 enum class PowerCut : std::uint32_t { journal_flushed = 1, journal_lost = 2 };
 
 // A loop device over a sparse file. It frees itself when its last user is gone, also when the test
-// is killed.
+// is killed. While a file system is mounted nothing else keeps the device, and each mount makes a
+// new one over the same file: like a drive after a power cycle, it remembers nothing but its bytes.
 class LoopDevice {
  public:
   // Throws std::runtime_error.
@@ -46,6 +47,7 @@ class LoopDevice {
   // Why loop devices, or a file system on one ("ext4", "xfs", "btrfs"), cannot be had here.
   [[nodiscard]] static std::string unavailable_reason(const std::string& type = "");
 
+  // Changes with each mount.
   [[nodiscard]] const std::string& device() const noexcept { return device_; }
 
   // All throw std::runtime_error. One file system at a time.
@@ -64,12 +66,15 @@ class LoopDevice {
   void lose_everything_from(std::uint64_t bytes);
 
  private:
+  void attach();
+
   TempDir dir_;
+  unsigned sector_bytes_;
   std::string backing_;
   std::string device_;
   std::string mount_point_;
   std::string type_;
-  int fd_ = -1;
+  int fd_ = -1;  // of the device, while it is not mounted
   bool mounted_ = false;
 };
 

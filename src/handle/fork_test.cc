@@ -1,0 +1,142 @@
+// fork(): a handle stays with the parent, who goes on; the child opens its own.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "handle/handle_fixture.h"
+#include "support/child.h"
+
+namespace tensorferry::handle {
+namespace {
+
+class Fork : public HandleTest {};
+
+// Empty if the call throws an Error with this code.
+template <class Call>
+std::string expect_code(const char* what, int code, Call call) {
+  const Error error = error_of(call);
+  if (error.code() == code && !error.hint().empty()) return {};
+  return std::string(what) + " gave \"" + error.what() + "\"; ";
+}
+
+TEST_P(Fork, in_the_child_every_use_of_the_handle_is_an_error) {
+  const std::string path = make_file("data", 4 * MiB, 1);
+  const File file = File::open(path, Access::read_write);
+  Memory memory(4 * MiB);
+  const auto small = memory.bytes().first(KiB);
+  std::optional<Handle> automatic(std::in_place);  // no crew was ever started
+  std::optional<Handle> chosen(std::in_place, options());
+  chosen->read(memory.bytes(), file).wait();
+  for (std::optional<Handle>* handle : {&automatic, &chosen}) {
+    const auto result = support::run_in_child([&] {
+      Handle& one = **handle;
+      std::string said;
+      said += expect_code("read", ECHILD, [&] { (void)one.read(memory.bytes(), file); });
+      said += expect_code("read by path", ECHILD, [&] { (void)one.read(small, path); });
+      said += expect_code("write", ECHILD, [&] { (void)one.write(small, file); });
+      said += expect_code("read_now", ECHILD, [&] { one.read_now(small, file); });
+      said += expect_code("write_now", ECHILD, [&] { one.write_now(small, file); });
+      said += expect_code("large read_now", ECHILD, [&] { one.read_now(memory.bytes(), file); });
+      said += expect_code("sync", ECHILD, [&] { (void)one.sync(file); });
+      said += expect_code("read_many", ECHILD, [&] { (void)one.read_many({}); });
+      said += expect_code("write_many", ECHILD, [&] { (void)one.write_many({}); });
+      said += expect_code("engine", ECHILD, [&] { (void)one.engine(); });
+      said += expect_code("engine_reason", ECHILD, [&] { (void)one.engine_reason(); });
+      (void)one.stats();
+      (void)one.options();
+      handle->reset();
+      return said;
+    });
+    EXPECT_TRUE(result.passed()) << result;
+    (*handle)->read(memory.bytes(), file).wait();
+    EXPECT_EQ(support::pattern_fault(memory.bytes(), 0, 1), "") << "the parent goes on";
+  }
+}
+
+TEST_P(Fork, in_the_child_the_parents_operations_can_be_asked_but_not_waited_for) {
+  const std::string path = make_file("data", KiB, 1);
+  Gate gate;
+  Handle handle = gate.open_handle({});
+  Memory memory(2 * KiB);
+  const Operation ended = handle.read(memory.bytes().first(KiB), path);
+  ASSERT_TRUE(gate.holds(1));
+  gate.let_pass(1);
+  ASSERT_EQ(outcome_code(ended), 0);
+  const Operation running = handle.read(memory.bytes().last(KiB), path);
+  ASSERT_TRUE(gate.holds(1));
+  const auto result = support::run_in_child([&]() -> std::string {
+    if (!ended.done() || running.done()) return "done() is wrong";
+    ended.wait();
+    running.cancel();
+    if (running.error()) return "a cancellation took effect";
+    return expect_code("wait", ECHILD, [&] { running.wait(); }) +
+           expect_code("wait_for", ECHILD, [&] { (void)running.wait_for(hang_limit); });
+  });
+  EXPECT_TRUE(result.passed()) << result;
+  gate.open();
+  EXPECT_EQ(outcome_code(running), 0);
+}
+
+TEST_P(Fork, the_child_works_with_a_handle_of_its_own) {
+  if (thread_sanitized) GTEST_SKIP() << "ThreadSanitizer allows no threads after such a fork";
+  const std::string path = make_file("data", 4 * MiB, 1);
+  const File file = File::open(path, Access::read);
+  PinnedBuffer pinned(4 * MiB);
+  Handle parents(options());
+  parents.read(pinned.bytes(), file).wait();
+  const auto result = support::run_in_child([&]() -> std::string {
+    Handle own(options());
+    std::fill(pinned.bytes().begin(), pinned.bytes().end(), std::byte{0});
+    own.read(pinned.bytes(), file).wait();
+    Memory memory(MiB, 1);
+    own.read(memory.bytes(), path, 5).wait();
+    own.read_now(memory.bytes().first(100), file, 5);
+    return support::pattern_fault(pinned.bytes(), 0, 1) +
+           support::pattern_fault(memory.bytes(), 5, 1);
+  });
+  EXPECT_TRUE(result.passed()) << result;
+  EXPECT_EQ(support::pattern_fault(pinned.bytes(), 0, 1), "");
+  parents.read(pinned.bytes(), file).wait();
+  EXPECT_EQ(support::pattern_fault(pinned.bytes(), 0, 1), "");
+}
+
+TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
+  if (thread_sanitized) GTEST_SKIP() << "ThreadSanitizer allows no threads after such a fork";
+  const std::string path = make_file("data", 8 * MiB, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});
+  std::atomic<bool> over{false};
+  std::vector<std::string> faults(3);
+  std::vector<std::thread> users;
+  for (std::size_t user = 0; user < faults.size(); ++user) {
+    users.emplace_back([&, user] {
+      Memory ordinary(8 * MiB, user);
+      while (!over && faults[user].empty()) {
+        PinnedBuffer pinned(user == 1 ? 8 * MiB : 1);
+        const auto memory = user == 1 ? pinned.bytes() : ordinary.bytes();
+        if (const auto error = outcome(handle.read(memory, file))) faults[user] = error->what();
+        faults[user] += support::pattern_fault(memory, 0, 1);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    const auto result = support::run_in_child([&]() -> std::string {
+      std::string said = expect_code("read", ECHILD, [&] { (void)handle.read({}, file); });
+      Handle own(options());
+      PinnedBuffer memory(8 * MiB);
+      own.read(memory.bytes(), file).wait();
+      return said + support::pattern_fault(memory.bytes(), 0, 1);
+    });
+    ASSERT_TRUE(result.passed()) << "round " << i << ": " << result;
+  }
+  over = true;
+  for (std::thread& user : users) user.join();
+  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+}
+
+TENSORFERRY_ON_EVERY_ENGINE(Fork);
+
+}  // namespace
+}  // namespace tensorferry::handle

@@ -1,0 +1,255 @@
+// What a handle takes and gives back: slots within their bounds, page-locked memory registered once
+// and let go when it is freed.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <fstream>
+#include <thread>
+
+#include "handle/handle_fixture.h"
+#include "support/child.h"
+
+namespace tensorferry::handle {
+namespace {
+
+using std::chrono::milliseconds;
+
+bool is_mapped(const std::byte* page) {
+  return ::msync(const_cast<std::byte*>(page), page_bytes, MS_ASYNC) == 0;
+}
+
+// What the kernel keeps pinned for this process, in KiB.
+std::uint64_t pinned_kib() { return kernel_figure("/proc/self/status", "VmPin"); }
+
+// Whether it falls to `limit_kib` before the hang limit; the worker lets go of it on its own.
+bool pinned_falls_to(std::uint64_t limit_kib) {
+  const auto deadline = Operation::Clock::now() + hang_limit;
+  while (pinned_kib() > limit_kib) {
+    if (Operation::Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+class MemoryUse : public HandleTest {};
+
+// --- Slots -----------------------------------------------------------------------------------
+
+// Moves `bytes` from and to memory that needs slots; a complaint if that took more memory than it
+// may.
+std::string move_through_slots(HandleOptions options, const std::string& path, std::size_t bytes) {
+  Memory memory(bytes, 1);
+  std::fill(memory.bytes().begin(), memory.bytes().end(), std::byte{1});
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak counts from here
+  const std::uint64_t before = kernel_figure("/proc/self/status", "VmHWM");
+  Handle handle(options);
+  handle.write(memory.bytes(), path).wait();
+  handle.read(memory.bytes(), path).wait();
+  if (handle.stats().bounced_bytes < 2 * bytes - 4 * page_bytes) return "not through slots";
+  if (handle.stats().bounced_bytes > 2 * bytes) return "copied more than once";
+  const std::uint64_t after = kernel_figure("/proc/self/status", "VmHWM");
+  // Beside the slots: stacks, rings, the engine's own tables.
+  const std::uint64_t limit = options.slot_bytes / KiB + 8 * KiB;
+  if (after - before <= limit) return {};
+  return "took " + std::to_string(after - before) + " KiB, more than " + std::to_string(limit);
+}
+
+TEST_P(MemoryUse, ordinary_memory_of_any_size_moves_through_bounded_slots) {
+  if (sanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+  const std::vector<HandleOptions> all{
+      {.engine = GetParam()},
+      {.engine = GetParam(), .workers = 4},
+      {.engine = GetParam(), .block_bytes = 8 * MiB, .queue_depth = 256},
+      {.engine = GetParam(), .slot_bytes = 4 * MiB},
+  };
+  for (const HandleOptions& options : all) {
+    const auto result = support::run_in_child(
+        [&] { return move_through_slots(options, dir.file("data"), 512 * MiB); });
+    EXPECT_TRUE(result.passed()) << result;
+  }
+}
+
+TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
+  Handle handle(options());
+  Memory memory(8 * MiB);
+  handle.write(memory.bytes(), dir.file("data")).wait();
+  handle.read(memory.bytes(), dir.file("data")).wait();
+  EXPECT_EQ(handle.stats().bounced_bytes, 0U);
+}
+
+// --- Page-locked memory ----------------------------------------------------------------------
+
+TEST_P(MemoryUse, page_locked_memory_is_registered_where_the_engine_can) {
+  const std::string path = make_file("data", 8 * MiB, 1);
+  Handle handle({.engine = GetParam(), .workers = 2});
+  PinnedBuffer buffer(8 * MiB);
+  for (int i = 0; i < 3; ++i) {
+    handle.read(buffer.bytes(), path).wait();
+    handle.write(buffer.bytes(), path).wait();
+  }
+  EXPECT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
+  const Stats stats = handle.stats();
+  if (GetParam() == EngineKind::io_uring && stats.fallbacks == 0) {
+    EXPECT_EQ(stats.fixed_requests, stats.requests);
+  } else {
+    EXPECT_EQ(stats.fixed_requests, 0U);
+  }
+}
+
+TEST_P(MemoryUse, parts_of_page_locked_memory_are_exact) {
+  const std::string path = make_file("data", 4 * MiB, 1);
+  Handle handle(options());
+  PinnedBuffer buffer(4 * MiB + 3 * page_bytes);
+  Dice dice(1);
+  for (int i = 0; i < 50; ++i) {
+    const std::size_t begin = dice.coin() ? align_down(dice.below(MiB), 512) : dice.below(MiB);
+    const std::uint64_t offset = dice.coin() ? align_down(dice.below(MiB), 512) : dice.below(MiB);
+    const auto part = buffer.bytes().subspan(begin, dice.between(1, 3 * MiB));
+    handle.read(part, path, offset).wait();
+    ASSERT_EQ(support::pattern_fault(part, offset, 1), "");
+  }
+}
+
+TEST_P(MemoryUse, an_idle_handle_lets_go_of_freed_memory) {
+  constexpr std::size_t bytes = 64 * MiB;
+  const std::string path = make_file("data", bytes, 1);
+  Handle handle({.engine = GetParam(), .workers = 2});
+  Memory warm(MiB, 1);
+  handle.read(warm.bytes(), path).wait();  // the slots stay
+  const std::uint64_t before = pinned_kib();
+  for (int round = 0; round < 5; ++round) {
+    PinnedBuffer buffer(bytes);
+    handle.read(buffer.bytes(), path).wait();
+    const std::byte* data = buffer.data();
+    if (handle.stats().fixed_requests > 2) {
+      EXPECT_GE(pinned_kib(), before + bytes / KiB);
+    }
+    EXPECT_TRUE(is_mapped(data));
+    if (round % 2 == 0) {
+      buffer.free();
+    } else {
+      const PinnedBuffer dropped(std::move(buffer));
+    }
+    EXPECT_TRUE(pinned_falls_to(before + MiB / KiB)) << pinned_kib() << " KiB stay pinned";
+  }
+}
+
+TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_come_and_go) {
+  const std::string path = make_file("data", page_bytes, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle(options());
+  for (int i = 0; i < 1500; ++i) {
+    PinnedBuffer buffer(page_bytes);
+    handle.read(buffer.bytes(), file).wait();
+    ASSERT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
+  }
+  const Stats stats = handle.stats();
+  EXPECT_EQ(stats.fallbacks, 0U) << stats.fallback_reasons.front();
+  EXPECT_EQ(stats.fixed_requests, GetParam() == EngineKind::io_uring ? stats.requests : 0);
+}
+
+TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_at_once_all_work) {
+  const std::string path = make_file("data", page_bytes, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle(options());
+  std::vector<PinnedBuffer> buffers;
+  for (int i = 0; i < 1100; ++i) {
+    buffers.emplace_back(page_bytes);
+    handle.read(buffers.back().bytes(), file).wait();
+  }
+  for (const PinnedBuffer& buffer : buffers) {
+    ASSERT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
+  }
+  const Stats stats = handle.stats();
+  if (GetParam() == EngineKind::io_uring && stats.fallbacks > 0) {
+    EXPECT_NE(stats.fallback_reasons.front().find("registered"), std::string::npos);
+  }
+}
+
+// Many buffers, used by two handles and freed in random order while both are busy.
+TEST_P(MemoryUse, buffers_freed_while_handles_are_busy_disturb_nobody) {
+  const std::string path = make_file("data", MiB, 1);
+  const File file = File::open(path, Access::read);
+  Handle handles[] = {Handle(options()), Handle(options())};
+  std::vector<std::string> faults(4);
+  std::vector<std::thread> users;
+  for (std::size_t user = 0; user < faults.size(); ++user) {
+    users.emplace_back([&, user] {
+      Dice dice(user);
+      for (int i = 0; i < 60 && faults[user].empty(); ++i) {
+        PinnedBuffer buffer(dice.between(1, MiB));
+        PinnedBuffer kept(KiB);
+        Handle& handle = handles[dice.below(2)];
+        const Operation doomed = handle.read(buffer.bytes(), file);
+        const Operation watched = handle.read(kept.bytes(), file, KiB);
+        if (dice.coin()) buffer.free();
+        if (dice.coin()) doomed.cancel();
+        const int code = outcome_code(doomed);
+        if (code != 0 && code != ECANCELED) faults[user] = doomed.error()->what();
+        if (const auto error = outcome(watched)) faults[user] = error->what();
+        faults[user] += support::pattern_fault(kept.bytes(), KiB, 1);
+      }
+    });
+  }
+  for (std::thread& user : users) user.join();
+  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+}
+
+TEST(FreedInFlight, the_memory_stays_until_the_operation_is_done) {
+  const support::TempDir dir;
+  support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
+  Gate gate;
+  Handle handle = gate.open_handle({});
+  PinnedBuffer buffer(MiB);
+  const std::byte* data = buffer.data();
+  const Operation operation = handle.read(buffer.bytes(), dir.file("data"));
+  ASSERT_TRUE(gate.holds(1));
+  buffer.free();
+  EXPECT_EQ(buffer.data(), nullptr);
+  EXPECT_FALSE(is_pinned({data, 1}));
+  ASSERT_TRUE(is_mapped(data));
+  EXPECT_EQ(error_of([&] { buffer.free(); }).code(), EINVAL);
+  gate.open();
+  EXPECT_EQ(outcome_code(operation), 0);
+  EXPECT_FALSE(is_mapped(data));
+}
+
+TEST(FreedInFlight, the_memory_of_every_part_of_many_stays) {
+  const support::TempDir dir;
+  support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
+  const File file = File::open(dir.file("data"), Access::read);
+  Gate gate;
+  Handle handle = gate.open_handle({});
+  std::vector<PinnedBuffer> buffers;
+  std::vector<ReadTransfer> reads;
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    buffers.emplace_back(KiB);
+    reads.push_back({buffers.back().bytes(), file, i * KiB});
+  }
+  std::vector<const std::byte*> places;
+  for (const PinnedBuffer& buffer : buffers) places.push_back(buffer.data());
+  const Operation operation = handle.read_many(reads);
+  ASSERT_TRUE(gate.holds(1));
+  buffers.clear();
+  for (const std::byte* place : places) ASSERT_TRUE(is_mapped(place));
+  gate.open();
+  EXPECT_EQ(outcome_code(operation), 0);
+  for (const std::byte* place : places) EXPECT_FALSE(is_mapped(place));
+}
+
+TEST_P(MemoryUse, what_was_freed_while_it_was_written_is_written) {
+  Handle handle(options());
+  for (std::uint32_t round = 0; round < 10; ++round) {
+    PinnedBuffer buffer(8 * MiB);
+    support::fill_pattern(buffer.bytes(), 0, round);
+    const Operation operation = handle.write(buffer.bytes(), dir.file("data"));
+    buffer.free();
+    ASSERT_EQ(outcome_code(operation), 0);
+    ASSERT_EQ(support::pattern_fault(support::read_whole_file(dir.file("data")), 0, round), "");
+  }
+}
+
+TENSORFERRY_ON_EVERY_ENGINE(MemoryUse);
+
+}  // namespace
+}  // namespace tensorferry::handle
