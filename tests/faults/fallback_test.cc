@@ -1,0 +1,341 @@
+// F9: what cannot be had is replaced, with a reason and the same bytes; where the caller insisted,
+// it is an error that says why. Refusals are the kernel's own (seccomp, limits, file systems).
+#include <fcntl.h>
+#include <sys/syscall.h>
+
+#include "rig.h"
+#include "support/child.h"
+#include "support/loop_device.h"
+#include "support/seccomp.h"
+
+namespace tensorferry::faults {
+namespace {
+
+using support::Call;
+using support::LoopDevice;
+using support::Mount;
+using support::pattern;
+using support::read_whole_file;
+using support::refuse_system_call;
+using support::run_in_child;
+using support::write_whole_file;
+
+constexpr std::uint32_t seed = 81;
+constexpr std::size_t file_bytes = 3 * MiB + 777;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Empty if `handle` writes and reads a file exactly, aligned or not, page-locked or not.
+std::string bytes_fault(Handle& handle, const std::string& path) {
+  const File file = File::open(path, Access::read_write);
+  Buffer out(file_bytes, 3);
+  out.fill(0, seed);
+  handle.write(out.bytes(), file, 0, Durability::data).wait();
+  if (auto fault = pattern_fault(read_whole_file(path), 0, seed); !fault.empty()) return fault;
+  for (const std::uint64_t offset : {0U, 1U, 4096U, 100'001U}) {
+    Buffer in(file_bytes - offset, offset % 64);
+    handle.read(in.bytes(), file, offset).wait();
+    if (auto fault = in.fault(offset, seed); !fault.empty()) return fault;
+    Buffer small(5000);
+    handle.read_now(small.bytes(), file, offset);
+    if (auto fault = small.fault(offset, seed); !fault.empty()) return fault;
+  }
+  PinnedBuffer pinned(2 * MiB);
+  handle.read(pinned.bytes(), file, 4096).wait();
+  return pattern_fault(pinned.bytes(), 4096, seed);
+}
+
+// Empty if the explicit choice of `kind` is refused with an error that holds all of `words`.
+std::string refusal_fault(EngineKind kind, int code, const std::vector<std::string>& words) {
+  try {
+    const Handle handle({.engine = kind});
+    return "the handle opened all the same";
+  } catch (const Error& error) {
+    if (error.code() != code) return error.what();
+    for (const std::string& word : words) {
+      if (!contains(error.what(), word)) return "no \"" + word + "\" in: " + error.what();
+    }
+    return {};
+  }
+}
+
+// Empty if `auto` chooses `engine`, keeps a reason with all of `words`, and moves bytes exactly.
+std::string choice_fault(const std::string& path, std::string_view engine,
+                         const std::vector<std::string>& words) {
+  Handle handle;
+  if (handle.engine() != engine) return "auto chose " + std::string(handle.engine());
+  for (const std::string& word : words) {
+    if (!contains(handle.engine_reason(), word)) {
+      return "no \"" + word + "\" in: " + handle.engine_reason();
+    }
+  }
+  const File file = File::open(path, Access::read_write);
+  if (auto fault = bytes_fault(handle, path); !fault.empty()) return fault;
+  Buffer memory(2 * MiB);
+  const Operation operation = handle.read(memory.bytes(), file, 0);
+  operation.wait();
+  if (operation.engine() != engine)
+    return "the operation ran on " + std::string(operation.engine());
+  const Stats stats = handle.stats();
+  if (engine != "io_uring" && (stats.fallbacks == 0 || stats.fallback_reasons.empty())) {
+    return "the fallback was not counted";
+  }
+  return {};
+}
+
+class Fallback : public ::testing::Test {
+ protected:
+  support::TempDir dir_;
+  std::string path_ = dir_.file("data");
+};
+
+class IoUringRefused : public Fallback, public ::testing::WithParamInterface<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Errors, IoUringRefused, ::testing::Values(EPERM, ENOSYS),
+                         [](const auto& tested) { return strerrorname_np(tested.param); });
+
+TEST_P(IoUringRefused, auto_takes_libaio_and_says_why) {
+  const auto child = run_in_child([&] {
+    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+      return fault;
+    }
+    return choice_fault(path_, "libaio", {"io_uring_setup", strerrorname_np(GetParam())});
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_P(IoUringRefused, an_explicit_choice_is_an_error_that_says_why) {
+  const auto child = run_in_child([&] {
+    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+      return fault;
+    }
+    return refusal_fault(EngineKind::io_uring, GetParam(),
+                         {"io_uring_setup", strerrorname_np(GetParam())});
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_P(IoUringRefused, other_explicit_choices_are_not_touched) {
+  const auto child = run_in_child([&] {
+    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+      return fault;
+    }
+    for (const EngineKind kind : {EngineKind::libaio, EngineKind::threads}) {
+      Handle handle({.engine = kind});
+      if (handle.engine() != to_string(kind)) return std::string("another engine");
+      if (auto fault = bytes_fault(handle, path_); !fault.empty()) return fault;
+    }
+    return std::string();
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_P(IoUringRefused, with_libaio_refused_too_auto_takes_threads) {
+  const auto child = run_in_child([&] {
+    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+      return fault;
+    }
+    if (auto fault = refuse_system_call(SYS_io_setup, EAGAIN); !fault.empty()) return fault;
+    return choice_fault(path_, "threads", {"io_uring_setup", "io_setup", "aio-max-nr"});
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+// The real limit is system-wide: lowering it would break other programs, so the refusal is made.
+TEST_F(Fallback, io_setup_refused_for_aio_max_nr_is_an_error_that_names_the_limit) {
+  const auto child = run_in_child([&] {
+    if (auto fault = refuse_system_call(SYS_io_setup, EAGAIN); !fault.empty()) return fault;
+    if (auto fault = refusal_fault(EngineKind::libaio, EAGAIN, {"io_setup", "aio-max-nr"});
+        !fault.empty()) {
+      return fault;
+    }
+    return choice_fault(path_, "io_uring", {});
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_F(Fallback, io_setup_refused_by_a_filter_is_an_error_that_says_so) {
+  for (const int code : {EPERM, ENOSYS}) {
+    const auto child = run_in_child([&] {
+      if (auto fault = refuse_system_call(SYS_io_setup, code); !fault.empty()) return fault;
+      return refusal_fault(EngineKind::libaio, code, {"io_setup"});
+    });
+    EXPECT_TRUE(child.passed()) << child;
+  }
+}
+
+TEST_F(Fallback, every_engine_works_where_all_the_others_are_refused) {
+  const std::vector<std::pair<EngineKind, std::vector<int>>> cases = {
+      {EngineKind::io_uring, {SYS_io_setup}},
+      {EngineKind::libaio, {SYS_io_uring_setup, SYS_io_uring_enter}},
+      {EngineKind::threads, {SYS_io_setup, SYS_io_uring_setup, SYS_io_uring_enter}},
+  };
+  for (const auto& [kind, refused] : cases) {
+    const auto child = run_in_child([&, engine = kind, calls = refused] {
+      if (auto fault = support::refuse_system_calls(calls, ENOSYS); !fault.empty()) return fault;
+      Handle handle({.engine = engine});
+      return bytes_fault(handle, path_);
+    });
+    EXPECT_TRUE(child.passed()) << to_string(kind) << ": " << child;
+  }
+}
+
+// ---- files without O_DIRECT ---------------------------------------------------------------------
+
+class NoDirect : public ::testing::TestWithParam<EngineKind> {};
+
+INSTANTIATE_TEST_SUITE_P(Engines, NoDirect,
+                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
+                                           EngineKind::libaio, EngineKind::threads),
+                         engine_name);
+
+TEST_P(NoDirect, a_file_system_without_it_works_with_a_reason_and_the_same_bytes) {
+  if (const auto reason = support::mounts_unavailable_reason(); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
+  const Mount disk("ramfs");
+  Handle handle({.engine = GetParam()});
+  EXPECT_EQ(bytes_fault(handle, disk.file("data")), "");
+  const File file = File::open(disk.file("data"), Access::read);
+  EXPECT_FALSE(file.direct());
+  EXPECT_NE(file.direct_reason(), "");
+  EXPECT_EQ(file.memory_alignment(), 1U);
+  EXPECT_EQ(file.offset_alignment(), 1U);
+  Buffer buffer(2 * MiB);
+  const Operation operation = handle.read(buffer.bytes(), file, 0);
+  ASSERT_ENDED_WELL(operation);
+  if (GetParam() == EngineKind::automatic) {
+    EXPECT_EQ(operation.engine(), "threads") << operation.engine_reason();
+    EXPECT_TRUE(contains(operation.engine_reason(), "O_DIRECT")) << operation.engine_reason();
+    EXPECT_GT(handle.stats().fallbacks, 0U);
+  } else {
+    EXPECT_EQ(operation.engine(), to_string(GetParam()));
+  }
+}
+
+TEST_P(NoDirect, a_refused_open_with_o_direct_falls_back_to_the_page_cache) {
+  const support::TempDir dir;
+  write_whole_file(dir.file("data"), pattern(file_bytes, 0, seed));
+  Rig rig({.engine = GetParam()});
+  rig.system.add({.call = Call::open,
+                  .times = support::SystemRule::always,
+                  .open_flags = O_DIRECT,
+                  .error = EINVAL});
+  const File file = rig.open_file(dir.file("data"));
+  EXPECT_FALSE(file.direct());
+  EXPECT_NE(file.direct_reason(), "");
+  Buffer buffer(file_bytes - 5, 1);
+  ASSERT_ENDED_WELL(rig.handle.read(buffer.bytes(), file, 5));
+  EXPECT_EQ(buffer.fault(5, seed), "");
+  ASSERT_ENDED_WELL(rig.handle.write(buffer.bytes(), file, 5, Durability::full));
+  EXPECT_EQ(pattern_fault(read_whole_file(dir.file("data")), 0, seed), "");
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+class MemoryLimit : public ::testing::TestWithParam<EngineKind> {
+ protected:
+  support::TempDir dir_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Engines, MemoryLimit,
+                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
+                                           EngineKind::libaio, EngineKind::threads),
+                         engine_name);
+
+TEST_P(MemoryLimit, over_the_memlock_limit_everything_works_unlocked_and_says_why) {
+  for (const std::size_t limit : {std::size_t{0}, 64 * KiB, 3 * MiB}) {
+    const auto child = run_in_child([&]() -> std::string {
+      if (auto fault = support::limit_locked_memory(limit); !fault.empty()) return fault;
+      const PinnedBuffer large(16 * MiB);
+      if (large.locked()) return "16 MiB were locked over a limit of " + std::to_string(limit);
+      if (!contains(large.lock_reason(), "memlock") && !contains(large.lock_reason(), "ulimit")) {
+        return "no cure in: " + large.lock_reason();
+      }
+      std::optional<Handle> opened;
+      const auto refused = thrown_by([&] { opened.emplace(HandleOptions{.engine = GetParam()}); });
+      if (refused) {
+        // The ring itself is charged too: an explicit choice may be refused, with the reason.
+        const bool ring = GetParam() == EngineKind::io_uring && refused->code() == ENOMEM;
+        return ring && contains(refused->what(), "memlock") ? "" : refused->what();
+      }
+      Handle& handle = *opened;
+      if (auto fault = bytes_fault(handle, dir_.file("data")); !fault.empty()) return fault;
+      const File file = File::open(dir_.file("data"), Access::read);
+      handle.read(large.bytes().first(3 * MiB), file, 0).wait();
+      return pattern_fault(large.bytes().first(3 * MiB), 0, seed);
+    });
+    EXPECT_TRUE(child.passed()) << "limit " << limit << ": " << child;
+  }
+}
+
+TEST_P(MemoryLimit, memory_that_cannot_be_had_fails_the_operation_and_not_the_handle) {
+  write_whole_file(dir_.file("data"), pattern(file_bytes, 0, seed));
+  Rig rig({.engine = GetParam(), .block_bytes = 256 * KiB});
+  const File file = rig.open_file(dir_.file("data"));
+  rig.system.add({.call = Call::map, .times = support::SystemRule::always, .error = ENOMEM});
+  Buffer skewed(2 * MiB, 3);
+  EXPECT_EQ(outcome_code(rig.handle.read(skewed.bytes(), file, 1)), ENOMEM);
+  Buffer aligned(2 * MiB);
+  ASSERT_ENDED_WELL(rig.handle.read(aligned.bytes(), file, 0));
+  EXPECT_EQ(aligned.fault(0, seed), "");
+  rig.system.clear_rules();
+  ASSERT_ENDED_WELL(rig.handle.read(skewed.bytes(), file, 1));
+  EXPECT_EQ(skewed.fault(1, seed), "");
+}
+
+// ---- alignment ----------------------------------------------------------------------------------
+
+class Alignment : public ::testing::TestWithParam<std::tuple<EngineKind, unsigned>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Engines, Alignment,
+    ::testing::Combine(::testing::Values(EngineKind::automatic, EngineKind::io_uring,
+                                         EngineKind::libaio, EngineKind::threads),
+                       ::testing::Values(512U, 4096U)),
+    [](const auto& tested) {
+      return std::string(to_string(std::get<0>(tested.param))) + "_" +
+             std::to_string(std::get<1>(tested.param));
+    });
+
+TEST_P(Alignment, the_drives_own_sector_size_is_found_and_kept) {
+  const auto [engine, sector] = GetParam();
+  if (const auto reason = LoopDevice::unavailable_reason("ext4"); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
+  LoopDevice device(64 * MiB, sector);
+  device.make_file_system("ext4");
+  device.mount();
+  Handle handle({.engine = engine});
+  EXPECT_EQ(bytes_fault(handle, device.file("data")), "");
+  const File file = File::open(device.file("data"), Access::read);
+  EXPECT_TRUE(file.direct()) << file.direct_reason();
+  EXPECT_EQ(file.offset_alignment(), sector);
+}
+
+TEST_P(Alignment, a_block_device_is_a_file_like_any_other) {
+  const auto [engine, sector] = GetParam();
+  if (const auto reason = LoopDevice::unavailable_reason(); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
+  const LoopDevice device(16 * MiB, sector);
+  Handle handle({.engine = engine});
+  const File file = File::open(device.device(), Access::read_write);
+  EXPECT_EQ(file.size(), 16 * MiB);
+  EXPECT_TRUE(file.direct()) << file.direct_reason();
+  EXPECT_EQ(file.offset_alignment(), sector);
+  Buffer out(5 * MiB + 13, 5);
+  out.fill(777, seed);
+  ASSERT_ENDED_WELL(handle.write(out.bytes(), file, 777, Durability::full));
+  Buffer in(5 * MiB + 13, 9);
+  ASSERT_ENDED_WELL(handle.read(in.bytes(), file, 777));
+  EXPECT_EQ(in.fault(777, seed), "");
+  Buffer beyond(8192);
+  EXPECT_TRUE(outcome(handle.read(beyond.bytes(), file, 16 * MiB - 4096)).has_value());
+  EXPECT_TRUE(outcome(handle.write(beyond.bytes(), file, 16 * MiB - 4096)).has_value());
+}
+
+}  // namespace
+}  // namespace tensorferry::faults
