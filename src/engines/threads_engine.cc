@@ -42,6 +42,7 @@ class ThreadsEngine final : public Engine {
   int attach() override { return 0; }
 
   Submitted submit(std::span<const Request> requests) override {
+    if (requests.empty()) return {};
     const std::lock_guard lock(mutex_);
     const std::size_t count = std::min<std::size_t>(requests.size(), depth_ - in_flight_);
     start_threads(queue_.size() + count);

@@ -479,7 +479,8 @@ Status Conductor::move_inline(Direction direction, const Part& part, const Plan&
       trace->request(verb_of(direction), id, offset, static_cast<std::uint32_t>(bytes),
                      static_cast<std::int32_t>(result), begin, Operation::Clock::now());
     }
-    const Judgement judgement = judge(attempt, static_cast<std::int32_t>(result));
+    const Judgement judgement =
+        judge_block(attempt, block, file, static_cast<std::int32_t>(result));
     if (judgement.verdict == Verdict::done) break;
     if (judgement.verdict == Verdict::ended || judgement.verdict == Verdict::fail) {
       return transfer_error(attempt, block, file, judgement.code);

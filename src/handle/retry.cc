@@ -42,7 +42,8 @@ Judgement judge(Attempt& attempt, std::int32_t result) noexcept {
     return try_again(attempt, EIO);  // a write that writes nothing and gives no reason
   }
   // Short. A direct request can go on only from an aligned place, so up to one alignment unit is
-  // moved again. If it ends at the same ragged place twice, that is where the file ends.
+  // moved again. If it ends at the same ragged place twice, that is most likely
+  // where the file ends.
   const std::uint32_t resumable = align_down(end, attempt.alignment);
   const bool farther = end > attempt.reached;
   attempt.reached = std::max(attempt.reached, end);
@@ -54,6 +55,8 @@ Judgement judge(Attempt& attempt, std::int32_t result) noexcept {
   if (!farther && attempt.kind == RequestKind::read) return {Verdict::ended, ENODATA};
   return try_again(attempt, EIO);
 }
+
+Judgement judge_false_end(Attempt& attempt) noexcept { return try_again(attempt, EIO); }
 
 Verdict judge_refusal(int code, unsigned times) noexcept {
   const bool passing = code == EAGAIN || code == EBUSY || code == ENOMEM || code == EINTR;

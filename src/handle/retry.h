@@ -25,7 +25,7 @@ enum class Verdict : std::uint8_t {
   done,    // all that is needed has moved
   resume,  // a short transfer: continue at `done`
   retry,   // nothing moved: try again after retry_delay()
-  ended,   // the file ends before the last byte that is needed
+  ended,   // it looks as if the file ended before the last byte that is needed
   fail,    // with `code`
 };
 
@@ -36,6 +36,10 @@ struct Judgement {
 
 // Judges one completion (bytes moved, or -errno) and brings `attempt` up to date.
 [[nodiscard]] Judgement judge(Attempt& attempt, std::int32_t result) noexcept;
+
+// Judges an `ended` that the file's size contradicts: whatever the kernel meant, there is more to
+// read. Retry, or fail with EIO.
+[[nodiscard]] Judgement judge_false_end(Attempt& attempt) noexcept;
 
 // Judges a refusal to take a request for the `times`-th time in a row: retry or fail.
 [[nodiscard]] Verdict judge_refusal(int code, unsigned times) noexcept;

@@ -29,6 +29,15 @@ Attempt first_attempt(Direction direction, const Block& block, std::uint32_t ali
       .alignment = block.descriptor == Descriptor::direct ? alignment : 1};
 }
 
+Judgement judge_block(Attempt& attempt, const Block& block, files::OpenFile& file,
+                      std::int32_t result) {
+  const Judgement judgement = judge(attempt, result);
+  if (judgement.verdict != Verdict::ended) return judgement;
+  const Result<std::uint64_t> size = file.size();
+  const bool longer = size.ok() && size.value() >= block.wanted_offset + block.wanted_bytes;
+  return longer ? judge_false_end(attempt) : judgement;
+}
+
 Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile& file, int code) {
   std::string hint = hint_for(code);
   if (code == ENODATA) {

@@ -47,6 +47,10 @@ struct Run {
 [[nodiscard]] Attempt first_attempt(Direction direction, const Block& block,
                                     std::uint32_t alignment) noexcept;
 
+// Judges a completion of a block, with a look at the file's size where it seems to have ended.
+[[nodiscard]] Judgement judge_block(Attempt& attempt, const Block& block, files::OpenFile& file,
+                                    std::int32_t result);
+
 // The Error of a block or a sync step that failed with `code`, for the user.
 [[nodiscard]] Error transfer_error(const Attempt& attempt, const Block& block,
                                    files::OpenFile& file, int code);

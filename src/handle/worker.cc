@@ -390,7 +390,10 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
     trace->request(engines::verb(flight.attempt.kind), transfer.id(), flight.claim.block.offset,
                    flight.attempt.bytes, result, flight.started, Clock::now());
   }
-  const Judgement judgement = judge(flight.attempt, result);
+  const Judgement judgement =
+      flight.claim.run == nullptr
+          ? judge(flight.attempt, result)
+          : judge_block(flight.attempt, flight.claim.block, *flight.claim.run->file, result);
   switch (judgement.verdict) {
     case Verdict::done:
       if (!is_sync(flight.attempt.kind)) {

@@ -148,6 +148,7 @@ TEST(PinnedBuffer, large_memory_is_made_of_huge_pages_or_says_why_not) {
 }
 
 TEST(PinnedBuffer, is_locked_or_says_why_not) {
+  if (sanitized) GTEST_SKIP() << "a sanitizer makes nothing of mlock()";
   const PinnedBuffer buffer(4 * MiB);
   EXPECT_EQ(buffer.locked(), buffer.lock_reason().empty());
   const std::uint64_t locked_kib =
@@ -183,6 +184,7 @@ TEST(PinnedBuffer, more_than_there_is_is_an_error) {
 // --- Limits and refusals ---------------------------------------------------------------------
 
 TEST(PinnedBuffer, over_the_memlock_limit_it_works_unlocked_and_says_how_to_raise_it) {
+  if (sanitized) GTEST_SKIP() << "a sanitizer makes nothing of mlock()";
   const auto result = support::run_in_child([]() -> std::string {
     constexpr std::size_t limit = 64 * KiB;
     if (std::string reason = support::limit_locked_memory(limit); !reason.empty()) return reason;
