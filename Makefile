@@ -1,0 +1,99 @@
+# The front door. The work itself is in CMakePresets.json, scripts/ and benchmarks/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+ARGS ?=
+FUZZ_SECONDS ?= 30
+CLANG_FORMAT ?= clang-format-19
+PYTHON ?= python3
+export PYTHON
+
+SETUP := scripts/setup.sh
+PY := .venv/bin/python
+CPP_FILES = $(shell find src include tests benchmarks -name '*.h' -o -name '*.cc')
+# Configures a preset and builds it: $(call build,release)
+build = cmake --preset $(1) --log-level=WARNING >/dev/null && cmake --build --preset $(1) -j $(JOBS)
+# ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
+fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: build test soak bench compare format check-format tidy asan tsan fuzz install clean help
+
+build: ## Build the library, its tests and the benchmark (build/release)
+	@$(SETUP) packages build
+	@$(call build,release)
+
+test: ## Install what is missing, build, run all tests to the end, whichever fails
+	@$(SETUP) packages build test
+	@$(SETUP) venv
+	@$(call build,release)
+	@failed=0; \
+		ctest --preset release -j $(JOBS) || failed=1; \
+		$(PY) -m pytest -ra tests || failed=1; \
+		exit $$failed
+
+soak: ## The long versions of the fault tests
+	@$(SETUP) packages build test
+	@$(call build,release)
+	@TENSORFERRY_SOAK=1 ctest --preset release -j $(JOBS) -L fault
+
+bench: ## Measure the core on this machine and write a report (ARGS=... goes to bench.py)
+	@$(SETUP) packages build test
+	@$(SETUP) venv
+	@$(call build,release)
+	@$(PY) benchmarks/bench.py $(ARGS)
+
+compare: ## Measure against fio and the targets (ARGS=... goes to compare.py)
+	@$(SETUP) packages build test
+	@$(SETUP) venv
+	@$(call build,release)
+	@$(PY) benchmarks/compare.py $(ARGS)
+
+format: ## Format all C++ files in place
+	@$(SETUP) packages check
+	@$(CLANG_FORMAT) -i $(CPP_FILES)
+
+check-format: ## Fail if a C++ file is not formatted
+	@$(SETUP) packages check
+	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
+	@echo "$(words $(CPP_FILES)) files are formatted"
+
+tidy: ## Build with clang and clang-tidy; a warning fails (build/tidy)
+	@$(SETUP) packages build check
+	@if [ -d build/tidy ] && [ ! build/tidy/.rules -nt .clang-tidy ]; then rm -rf build/tidy; fi
+	@$(call build,tidy)
+	@touch build/tidy/.rules
+
+asan: ## All C++ tests with AddressSanitizer and UndefinedBehaviorSanitizer (build/asan)
+	@$(SETUP) packages build test
+	@$(call build,asan)
+	@ctest --preset asan -j $(JOBS)
+
+tsan: ## The tests of engines, memory and handle with ThreadSanitizer (build/tsan)
+	@$(SETUP) packages build test
+	@cmake --preset tsan --log-level=WARNING >/dev/null
+	@$(fixed_addresses) cmake --build --preset tsan -j $(JOBS) -t engines_test memory_test handle_test
+	@for room in engines memory handle; do \
+		$(fixed_addresses) build/tsan/src/$${room}_test --gtest_brief=1; done
+
+fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
+	@$(SETUP) packages build check
+	@cmake --preset tidy --log-level=WARNING >/dev/null
+	@cmake --build --preset tidy -j $(JOBS) -t plan_fuzzer
+	@mkdir -p build/corpus tests/fuzz/crashes
+	@build/tidy/tests/plan_fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+		-artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
+
+install: build ## Install into PREFIX=/usr/local
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean: ## Remove what was built; .venv stays
+	@rm -rf build
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) \
+		| while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Prepares a Debian machine.
+#   scripts/setup.sh packages GROUP...   installs what is missing of packages.txt
+#   scripts/setup.sh venv                makes .venv from requirements.txt
+# Both do nothing, quickly, when everything is there. Without root and without sudo, `packages`
+# names what is missing and the line that installs it, and fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*"; }
+
+# at_least VERSION PROGRAM: the program is on the PATH and is that new.
+at_least() {
+  local have
+  have=$("$2" --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+  [ -n "$have" ] && [ "$(printf '%s\n' "$1" "$have" | sort -V | head -1)" = "$1" ]
+}
+
+# Prints the packages of the given groups that are not installed and not served otherwise.
+missing_packages() {
+  local groups=" $* " group package probe installed
+  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' | sed -n 's/^installed //p')
+  while read -r group package probe; do
+    [[ $groups == *" $group "* ]] || continue
+    grep -qxF -- "$package" <<<"$installed" && continue
+    [ -n "$probe" ] && eval "$probe" >/dev/null 2>&1 && continue
+    printf '%s\n' "$package"
+  done < <(grep -Ev '^(#|$)' scripts/packages.txt)
+}
+
+packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "no Debian here: see scripts/packages.txt for what is needed; going on"
+    return
+  fi
+  local missing as_root=()
+  mapfile -t missing < <(missing_packages "$@")
+  [ ${#missing[@]} -gt 0 ] || return 0
+
+  if [ "$(id -u)" -ne 0 ]; then
+    # A sudo that would ask for a password helps only where somebody can answer.
+    if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+      as_root=(sudo)
+    else
+      say "these Debian packages are missing: ${missing[*]}"
+      say "install them with: apt-get update && apt-get install -y ${missing[*]}   (as root)"
+      exit 1
+    fi
+  fi
+  say "installing ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq
+             -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update
+  "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+venv() {
+  local made_from=.venv/requirements.txt
+  if cmp -s scripts/requirements.txt $made_from && .venv/bin/python -c 'import pytest' 2>/dev/null
+  then
+    return
+  fi
+  say "making .venv"
+  "${PYTHON:-python3}" -m venv --clear .venv
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet -r scripts/requirements.txt
+  cp scripts/requirements.txt $made_from
+}
+
+case ${1-} in
+  packages) shift; packages "$@" ;;
+  venv) venv ;;
+  *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,206 @@
+"""The rules of the house, as functions from a source tree to a list of violations.
+
+Every function takes the root of a tree and returns one line of text per violation, so that a test
+can plant a fault in a copy of the tree and see the rule find it.
+"""
+
+import re
+from pathlib import Path
+
+# Each room and the rooms below it. engines, files and memory are peers: they meet in handle.
+ROOMS = {
+    "base": set(),
+    "os": {"base"},
+    "engines": {"os", "base"},
+    "files": {"os", "base"},
+    "memory": {"os", "base"},
+    "handle": {"engines", "files", "memory", "os", "base"},
+}
+
+# Each public header belongs to the room that implements it.
+PUBLIC_HEADERS = {
+    "copy.h": "memory",
+    "error.h": "base",
+    "export.h": "base",
+    "file.h": "files",
+    "handle.h": "handle",
+    "operation.h": "handle",
+    "options.h": "base",
+    "pinned_buffer.h": "memory",
+    "stats.h": "handle",
+    "tensorferry.h": "handle",
+    "version.h": "base",
+}
+
+# Headers of other libraries that have one home each.
+HOMES = {
+    "libaio.h": "engines/libaio_engine.cc",
+    "liburing.h": "engines/uring_engine.cc",
+}
+
+# The library depends on none of these. gtest is for tests only.
+FOREIGN = re.compile(
+    r"^(Python\.h|pybind11/|nanobind/|torch/|ATen/|c10/|dlpack/|cuda|cufile|driver_types\.h)"
+)
+TEST_ONLY = re.compile(r"^(gtest|gmock|benchmark)/")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
+
+# Printing, and ending the process.
+OUTSPOKEN = re.compile(
+    r"\bstd::(?:cout|cerr|clog|print|println)\b"
+    r"|\b(?:stdout|stderr|STDOUT_FILENO|STDERR_FILENO)\b"
+    r"|(?<![\w.>])(?:printf|vprintf|fprintf|vfprintf|dprintf|puts|putchar|perror|syslog)\s*\("
+    r"|(?<![\w.>])(?:abort|exit|_exit|_Exit|quick_exit|terminate|assert)\s*\("
+)
+
+
+def cpp_files(folder):
+    return sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cc"))
+
+
+def is_test(path):
+    return path.name.endswith(("_test.cc", "_fixture.h"))
+
+
+def includes(path):
+    """(line number, name, is it in quotes) of each #include."""
+    text = path.read_text()
+    for match in INCLUDE.finditer(text):
+        angled, quoted = match.groups()
+        line = text.count("\n", 0, match.end()) + 1
+        yield line, angled or quoted, bool(quoted)
+
+
+def code_of(text):
+    """The text without comments, and with the insides of strings blanked; lines stay lines."""
+    token = re.compile(
+        r'R"\((?:.|\n)*?\)"|"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*(?:.|\n)*?\*/', re.MULTILINE
+    )
+
+    def blank(match):
+        lines = "\n" * match.group().count("\n")
+        return lines if match.group().startswith("/") else '""' + lines
+
+    return token.sub(blank, text)
+
+
+def check_includes(root):
+    """A room includes only itself and rooms below it; a public header only public headers."""
+    return check_room_includes(root) + check_public_includes(root)
+
+
+def check_room_includes(root):
+    src = root / "src"
+    found = []
+    for path in cpp_files(src):
+        name = path.relative_to(src).as_posix()
+        room = name.split("/")[0]
+        if "/" not in name or room not in ROOMS:
+            found.append(f"src/{name}: belongs to no room")
+            continue
+        for line, header, quoted in includes(path):
+            problem = judge_include(src, name, room, header, quoted)
+            if problem:
+                found.append(f"src/{name}:{line}: includes {header}: {problem}")
+    return found
+
+
+def judge_include(src, name, room, header, quoted):
+    test = is_test(Path(name))
+    if FOREIGN.match(header):
+        return "the library does not know this library"
+    if header in HOMES:
+        return None if name == HOMES[header] else f"belongs in {HOMES[header]} alone"
+    if not test and (TEST_ONLY.match(header) or is_test(Path(header))):
+        return "only tests may"
+    first, _, rest = header.partition("/")
+    if first == "tensorferry":
+        owner = PUBLIC_HEADERS.get(rest)
+        if owner is None:
+            return "this public header has no room"
+    elif not quoted:
+        return None
+    elif test and first == "support":
+        return None
+    else:
+        owner = first
+        if not (src / header).is_file():
+            return "there is no such file in src"
+    if owner == room or owner in ROOMS[room]:
+        return None
+    return f"{room} does not stand above {owner}"
+
+
+def check_public_includes(root):
+    found = []
+    for path in cpp_files(root / "include"):
+        name = path.relative_to(root).as_posix()
+        if path.parent != root / "include" / "tensorferry" or path.name not in PUBLIC_HEADERS:
+            found.append(f"{name}: belongs to no room")
+        for line, header, quoted in includes(path):
+            public = header.removeprefix("tensorferry/") in PUBLIC_HEADERS
+            standard = not quoted and re.fullmatch(r"[a-z_]+", header)
+            if not standard and not (quoted and header.startswith("tensorferry/") and public):
+                found.append(
+                    f"{name}:{line}: includes {header}: neither public nor of the C++ standard"
+                )
+    return found
+
+
+def check_manners(root):
+    """The library never prints, aborts or exits."""
+    found = []
+    for path in cpp_files(root / "src") + cpp_files(root / "include"):
+        if is_test(path):
+            continue
+        for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
+            match = OUTSPOKEN.search(line)
+            if match and "static_assert" not in match.group():
+                found.append(f"{path.relative_to(root)}:{number}: {match.group()}")
+    return found
+
+
+def check_build(root):
+    """Every source file and every test is named in the CMake file that must build it."""
+    found = []
+    for cmake_file in ("src/CMakeLists.txt", "tests/faults/CMakeLists.txt"):
+        listing = root / cmake_file
+        folder = listing.parent
+        if not folder.is_dir():
+            continue
+        named = set(re.findall(r"[\w/]+(?:\.cc)?", uncommented(listing)))
+        for path in cpp_files(folder):
+            name = path.relative_to(folder).as_posix()
+            # A list of tests may leave the ending to a function.
+            if path.suffix == ".cc" and name not in named and not (
+                folder.name == "faults" and path.stem in named
+            ):
+                found.append(f"{path.relative_to(root)}: not named in {cmake_file}")
+    return found
+
+
+def check_links(root):
+    """Each room is a target that links only the rooms below it."""
+    found = []
+    text = uncommented(root / "src" / "CMakeLists.txt")
+    linked = {}
+    for body in re.findall(r"tensorferry_room\(([^)]*)\)", text):
+        words = body.split()
+        room = words[words.index("NAME") + 1]
+        below = []
+        if "BELOW" in words:
+            for word in words[words.index("BELOW") + 1 :]:
+                if word.isupper():
+                    break
+                below.append(word)
+        linked[room] = set(below)
+        for other in sorted(linked[room] - ROOMS.get(room, set())):
+            found.append(f"src/CMakeLists.txt: {room} links {other}, which is not below it")
+    for room in ROOMS.keys() - linked.keys():
+        found.append(f"src/CMakeLists.txt: no room {room}")
+    return found
+
+
+def uncommented(cmake_file):
+    return re.sub(r"#[^\n]*", "", cmake_file.read_text()) if cmake_file.is_file() else ""
