@@ -1,0 +1,127 @@
+// How copy() compares with memcpy, by length, by what is in cache and by what copy() is told.
+//
+//   copy_benchmark [pairs]
+//
+// A figure is the median, with the quartiles, of the paired ratios memcpy time / copy time: above
+// 1 copy() is faster. A batch is timed after an untimed one of the same kind, so that nobody pays
+// for dirty lines that the other left in the cache; who goes first alternates.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tensorferry/copy.h"
+
+namespace {
+
+using tensorferry::Destination;
+
+constexpr std::size_t KiB = 1024;
+constexpr std::size_t MiB = 1024 * KiB;
+constexpr std::size_t arena_bytes = 512 * MiB;  // far beyond any cache
+constexpr std::size_t batch_bytes = 128 * MiB;
+constexpr std::size_t hot_bytes_max = 8 * MiB;
+
+enum class Heat { hot, cold };
+
+// Memory that is used again and again (hot) or walked through (cold).
+class Walk {
+ public:
+  Walk(std::byte* memory, Heat heat, std::size_t bytes)
+      : memory_(memory), bytes_(bytes), limit_(heat == Heat::hot ? bytes : arena_bytes) {}
+
+  std::span<std::byte> next() {
+    if (at_ + bytes_ > limit_) at_ = 0;
+    const std::span<std::byte> here(memory_ + at_, bytes_);
+    at_ += bytes_;
+    return here;
+  }
+
+ private:
+  std::byte* memory_;
+  std::size_t bytes_;
+  std::size_t limit_;
+  std::size_t at_ = 0;
+};
+
+template <class Copy>
+double seconds_per_copy(Walk& to, Walk& from, std::size_t copies, Copy copy_bytes) {
+  for (std::size_t i = 0; i < copies; ++i) copy_bytes(to.next(), from.next());
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < copies; ++i) copy_bytes(to.next(), from.next());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return took.count() / static_cast<double>(copies);
+}
+
+double quantile(std::vector<double>& values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+struct Situation {
+  const char* name;
+  Heat source;
+  Heat destination;
+};
+
+struct Arenas {
+  std::unique_ptr<std::byte[]> source{new std::byte[arena_bytes]};
+  std::unique_ptr<std::byte[]> destination{new std::byte[arena_bytes]};
+};
+
+void measure(const Arenas& arenas, const Situation& situation, Destination told, std::size_t bytes,
+             unsigned pairs) {
+  Walk from(arenas.source.get(), situation.source, bytes);
+  Walk to(arenas.destination.get(), situation.destination, bytes);
+  const auto plain = [](std::span<std::byte> t, std::span<const std::byte> f) {
+    std::memcpy(t.data(), f.data(), t.size());
+  };
+  const auto ours = [told](std::span<std::byte> t, std::span<const std::byte> f) {
+    tensorferry::copy(t, f, told);
+  };
+  const std::size_t copies = std::max<std::size_t>(1, batch_bytes / bytes);
+  std::vector<double> ratios, plain_seconds, our_seconds;
+  for (unsigned pair = 0; pair < pairs; ++pair) {
+    double plain_took = 0;
+    if (pair % 2 == 0) plain_took = seconds_per_copy(to, from, copies, plain);
+    const double our_took = seconds_per_copy(to, from, copies, ours);
+    if (pair % 2 != 0) plain_took = seconds_per_copy(to, from, copies, plain);
+    plain_seconds.push_back(plain_took);
+    our_seconds.push_back(our_took);
+    ratios.push_back(plain_took / our_took);
+  }
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  std::printf(
+      "%-12s %-5s %8zu KiB  memcpy %6.1f GB/s  copy %6.1f GB/s  ratio %.2f (%.2f to %.2f)\n",
+      situation.name, told == Destination::any ? "any" : "cold", bytes / KiB,
+      gigabytes / quantile(plain_seconds, 0.5), gigabytes / quantile(our_seconds, 0.5),
+      quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  const long asked = argument_count > 1 ? std::strtol(arguments[1], nullptr, 10) : 0;
+  const unsigned pairs = asked > 0 ? static_cast<unsigned>(asked) : 11;
+  const Arenas arenas;
+  std::memset(arenas.source.get(), 1, arena_bytes);
+  std::memset(arenas.destination.get(), 2, arena_bytes);
+
+  std::printf("instructions: %s; %u pairs\n", tensorferry::copy_instructions(), pairs);
+  const Situation situations[] = {{"hot -> cold", Heat::hot, Heat::cold},
+                                  {"hot -> hot", Heat::hot, Heat::hot},
+                                  {"cold -> cold", Heat::cold, Heat::cold}};
+  for (const Situation& situation : situations) {
+    const std::size_t longest = situation.source == Heat::hot ? hot_bytes_max : 256 * MiB;
+    for (const Destination told : {Destination::any, Destination::cold}) {
+      for (std::size_t bytes = 4 * KiB; bytes <= longest; bytes *= 4) {
+        measure(arenas, situation, told, bytes, pairs);
+      }
+    }
+  }
+}

@@ -1,0 +1,231 @@
+"""Runs one job of fio or of ferry_job and returns what it measured.
+
+Both start their clock after memory, rings and files are set up. A Sample is one job; only samples
+that were taken one right after the other on the same file may be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+JOB_SECONDS_MAX = 120
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = ROOT / "build" / "release" / "benchmarks" / "ferry_job"
+REPORTS = ROOT / "build" / "reports"
+
+
+class JobFailed(Exception):
+    """A job ended badly; the text says which and how."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one job measured; 0 where the job has no such figure."""
+
+    gb_per_second: float = 0.0
+    cpu_seconds_per_gb: float = 0.0
+    call_us_median: float = 0.0
+    call_us_mean: float = 0.0
+    call_us_p99: float = 0.0
+    open_close_us: float = 0.0
+    repetition_seconds: float = 0.0
+    block_bytes: int = 0
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class FioPoint:
+    """The settings of fio that its calibration chooses from."""
+
+    block_bytes: int
+    depth: int
+    fixed_buffers: bool
+
+    def __str__(self) -> str:
+        buffers = "fixed buffers" if self.fixed_buffers else "plain buffers"
+        return f"{self.block_bytes >> 10} KiB, depth {self.depth}, {buffers}"
+
+
+def size_text(size: int) -> str:
+    for unit, bytes_per_unit in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        if size % bytes_per_unit == 0:
+            return f"{size // bytes_per_unit} {unit}"
+    return f"{size} bytes"
+
+
+def run(command: list[str]) -> Any:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=JOB_SECONDS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise JobFailed(f"{' '.join(command)}\nnot done after {JOB_SECONDS_MAX} s") from error
+    if done.returncode != 0:
+        raise JobFailed(f"{' '.join(command)}\n{done.stderr.strip() or done.stdout.strip()}")
+    # fio may put a warning before its JSON.
+    return json.loads(done.stdout[done.stdout.index("{") :])
+
+
+def remove(paths: list[Path]) -> None:
+    """Removes files and lets the file system finish with them before something else is measured."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+    if not paths:
+        return
+    folder = os.open(paths[0].parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def fio_seconds(job: dict[str, Any], direction: str) -> float:
+    """fio rounds its running time up to a millisecond: half a one is what it adds on average."""
+    return max(float(job[direction]["runtime"]) - 0.5, 0.5) / 1000
+
+
+def fio_cpu_seconds(job: dict[str, Any]) -> float:
+    """The same with user and system time, each cut down to a millisecond."""
+    share = (float(job["usr_cpu"]) + float(job["sys_cpu"])) / 100
+    return share * float(job["job_runtime"]) / 1000 + 0.001
+
+
+def fio_options(point: FioPoint, direction: str, size: int) -> list[str]:
+    return [
+        "--ioengine=io_uring",
+        "--direct=1",
+        f"--rw={direction}",
+        f"--bs={point.block_bytes}",
+        f"--iodepth={point.depth}",
+        f"--fixedbufs={int(point.fixed_buffers)}",
+        "--registerfiles=1",
+        f"--size={size}",
+        # fio at its best: it would otherwise change every block before writing it, and drop the
+        # page cache, which direct I/O does not use, at each pass.
+        "--scramble_buffers=0",
+        "--invalidate=0",
+    ]
+
+
+def fio_large(
+    file: Path, point: FioPoint, direction: str, size: int, repeat: int, continuous: bool = False
+) -> Sample:
+    """`repeat` passes over one file; `continuous` makes them one job without drain in between."""
+    passes = f"--io_size={size * repeat}" if continuous else f"--loops={repeat}"
+    options = fio_options(point, direction, size)
+    command = ["fio", "--output-format=json", "--name=large", f"--filename={file}", passes]
+    job = run([*command, *options])["jobs"][0]
+    if job[direction]["io_bytes"] != size * repeat:
+        raise JobFailed(f"fio moved {job[direction]['io_bytes']} bytes, not {size * repeat}")
+    gigabytes = size * repeat / 1e9
+    return Sample(
+        gb_per_second=gigabytes / fio_seconds(job, direction),
+        cpu_seconds_per_gb=fio_cpu_seconds(job) / gigabytes,
+        block_bytes=point.block_bytes,
+        engine="fio",
+    )
+
+
+def fio_new_files(files: list[Path], point: FioPoint, size: int) -> Sample:
+    """Writes files that do not exist yet, one after the other. fio preallocates (its default)."""
+    remove(files)
+    command = ["fio", "--output-format=json", *fio_options(point, "write", size)]
+    for file in files:
+        command += [f"--name={file.name}", f"--filename={file}", "--stonewall"]
+    jobs = run(command)["jobs"]
+    seconds = sum(fio_seconds(job, "write") for job in jobs)
+    remove(files)
+    return Sample(gb_per_second=size * len(files) / 1e9 / seconds, engine="fio")
+
+
+def fio_calls(file: Path, size: int, file_bytes: int, count: int) -> Sample:
+    """Synchronous direct reads at random offsets, one at a time."""
+    report = run(
+        [
+            "fio",
+            "--output-format=json",
+            "--name=calls",
+            f"--filename={file}",
+            "--ioengine=psync",
+            "--direct=1",
+            "--rw=randread",
+            f"--bs={size}",
+            f"--size={file_bytes}",
+            f"--number_ios={count}",
+            "--norandommap=1",
+            "--randrepeat=0",
+            "--lat_percentiles=1",
+            "--clat_percentiles=0",
+            "--percentile_list=50",
+        ]
+    )
+    latency = report["jobs"][0]["read"]["lat_ns"]
+    return Sample(
+        call_us_median=latency["percentile"]["50.000000"] / 1000,
+        call_us_mean=latency["mean"] / 1000,
+        engine="fio",
+    )
+
+
+@dataclass(frozen=True)
+class Ferry:
+    """The ferry_job program."""
+
+    program: Path
+
+    def run(self, file: Path, *options: str) -> Sample:
+        report = run([str(self.program), "--file", str(file), *options])
+        if not report["direct"]:
+            raise JobFailed(f"{file} is not read directly: {report['direct_reason']}")
+        calls = report.get("call_us", {"p50": 0.0, "mean": 0.0, "p99": 0.0})
+        return Sample(
+            gb_per_second=report["gb_per_second"],
+            cpu_seconds_per_gb=report["cpu_seconds_per_gb"],
+            call_us_median=calls["p50"],
+            call_us_mean=calls["mean"],
+            call_us_p99=calls["p99"],
+            open_close_us=report.get("open_close_us", 0.0),
+            repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
+            block_bytes=report["block_bytes"],
+            engine=report["engine"],
+        )
+
+    def large(self, file: Path, direction: str, size: int, repeat: int, *options: str) -> Sample:
+        return self.run(
+            file, "--direction", direction, "--bytes", str(size), "--repeat", str(repeat), *options
+        )
+
+    def new_files(self, file: Path, size: int, repeat: int) -> Sample:
+        """Writes `repeat` files that do not exist yet, one after the other."""
+        remove(list(file.parent.glob(f"{file.name}.*")))
+        sample = self.large(file, "write", size, repeat, "--new-file")
+        remove(list(file.parent.glob(f"{file.name}.*")))
+        return sample
+
+    def calls(
+        self, file: Path, mode: str, size: int, file_bytes: int, count: int, memory: str, seed: int
+    ) -> Sample:
+        return self.run(
+            file,
+            "--mode",
+            mode,
+            "--bytes",
+            str(size),
+            "--file-bytes",
+            str(file_bytes),
+            "--count",
+            str(count),
+            "--memory",
+            memory,
+            "--seed",
+            str(seed),
+        )

@@ -1,0 +1,169 @@
+"""A report as text and as one HTML file: no scripts, no other files, readable offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import ceil, floor
+from pathlib import Path
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee5; --back: #fff;
+  --panel: #f6f8fa; --blue: #2563a8; --good: #19794a; --bad: #b3261e; --open: #8a6100; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #98a2b0; --line: #363e4a;
+  --back: #14181e; --panel: #1b2028; --blue: #74a9e6; --good: #5cc48d; --bad: #f08a82;
+  --open: #d9ac4a; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
+  max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+p, dd, dt { max-width: 46rem } .soft { color: var(--soft) }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap }
+th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
+.holds { color: var(--good); font-weight: 600 } .misses { color: var(--bad); font-weight: 600 }
+.unclear { color: var(--open); font-weight: 600 }
+dl { display: grid; grid-template-columns: 9rem 1fr; gap: .15rem 1rem } dd { margin: 0 }
+dt { color: var(--soft) }
+svg { width: 100%; height: auto; background: var(--panel); border-radius: 6px }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--soft) }
+svg .grid { stroke: var(--line) } svg .bar { fill: var(--blue) }
+svg .dot { fill: var(--blue); opacity: .35 } svg .span { stroke: var(--blue); stroke-width: 3 }
+svg .mid { fill: var(--blue) } svg .target { stroke: var(--bad); stroke-width: 2 }
+"""
+
+
+def text_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
+) -> str:
+    """The same table for a terminal."""
+    lines = [list(head), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if i in numbers else text.ljust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def facts_list(facts: dict[str, str]) -> str:
+    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+    return f"<dl>{rows}</dl>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """`numbers` are the columns that align to the right. A verdict gets its colour by its word."""
+
+    def cell(tag: str, column: int, text: str) -> str:
+        kind = "number" if column in numbers else ""
+        if text in ("holds", "misses", "unclear"):
+            kind = text
+        return f'<{tag} class="{kind}">{escape(text)}</{tag}>'
+
+    lines = "".join(
+        "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    heads = "".join(cell("th", i, text) for i, text in enumerate(head))
+    return (
+        f'<div class="wide"><table><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def steps(low: float, high: float, most: int = 9) -> list[float]:
+    """Round numbers that cover a range."""
+    step = next(
+        size * 10.0**power
+        for power in range(-4, 7)
+        for size in (1, 2, 5)
+        if (high - low) / (size * 10.0**power) <= most
+    )
+    return [n * step for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
+
+
+class Scale:
+    """Values to x coordinates, with a grid."""
+
+    def __init__(self, low: float, high: float, left: float, right: float) -> None:
+        self.ticks = steps(low, high)
+        self.left, self.right = left, right
+
+    def x(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        return self.left + (self.right - self.left) * share
+
+    def grid(self, height: float) -> str:
+        return "".join(
+            f'<line class="grid" x1="{self.x(t):.1f}" x2="{self.x(t):.1f}" y1="24" y2="{height}"/>'
+            f'<text class="soft" x="{self.x(t):.1f}" y="17" text-anchor="middle">{t:.4g}</text>'
+            for t in self.ticks
+        )
+
+
+def ratio_chart(
+    rows: Sequence[tuple[str, Sequence[float], float, float, float, float | None]],
+) -> str:
+    """One line per row: (name, the ratios, median, low, high, target). Dots are pairs, the thick
+    line is the interval, the red mark the target."""
+    spots = [v for row in rows for v in (row[3], row[4], row[5] if row[5] else row[2])]
+    low, high = min([*spots, 0.9]) * 0.97, max([*spots, 1.1]) * 1.03
+    scale = Scale(low, high, 400, 980)
+    height = 34 + 26 * len(rows)
+    parts = [scale.grid(height - 6)]
+    for number, (name, ratios, middle, from_, to, target) in enumerate(rows):
+        y = 42 + 26 * number
+        parts.append(f'<text x="12" y="{y + 4}">{escape(name)}</text>')
+        inside = [r for r in ratios if scale.ticks[0] <= r <= scale.ticks[-1]]
+        parts += [f'<circle class="dot" cx="{scale.x(r):.1f}" cy="{y}" r="3"/>' for r in inside]
+        parts.append(
+            f'<line class="span" x1="{scale.x(from_):.1f}" x2="{scale.x(to):.1f}" '
+            f'y1="{y}" y2="{y}"/>'
+        )
+        parts.append(
+            f'<circle class="mid" cx="{scale.x(middle):.1f}" cy="{y}" r="5">'
+            f"<title>{middle:.3f} ({from_:.3f} to {to:.3f})</title></circle>"
+        )
+        if target:
+            x = scale.x(target)
+            parts.append(
+                f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 9}" y2="{y + 9}"/>'
+            )
+    return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
+
+
+def bar_chart(rows: Sequence[tuple[str, float, str]]) -> str:
+    """One bar per row: (name, value, the value as text)."""
+    scale = Scale(0, max(value for _, value, _ in rows) * 1.02, 300, 880)
+    height = 34 + 26 * len(rows)
+    parts = [scale.grid(height - 6)]
+    for number, (name, value, text) in enumerate(rows):
+        y = 42 + 26 * number
+        width = scale.x(value) - scale.left
+        parts.append(f'<text x="12" y="{y + 4}">{escape(name)}</text>')
+        parts.append(
+            f'<rect class="bar" x="{scale.left}" y="{y - 8}" width="{width:.1f}" '
+            'height="16" rx="2"/>'
+        )
+        parts.append(f'<text x="{scale.left + width + 8:.1f}" y="{y + 4}">{escape(text)}</text>')
+    return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
+
+
+def write(path: Path, title: str, lead: str, sections: Sequence[tuple[str, str]]) -> None:
+    """Sections are (heading, HTML)."""
+    body = "".join(f"<h2>{escape(head)}</h2>{html}" for head, html in sections)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f'<h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>{body}</html>\n'
+    )

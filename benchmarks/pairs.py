@@ -1,0 +1,57 @@
+"""Paired measurements: ratios, their median and interval, and whether a target holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+from statistics import median
+
+
+def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of the median from order statistics. It assumes nothing about the noise; with
+    fewer than six values it is simply their range."""
+    ordered = sorted(values)
+    count = len(ordered)
+    cut = 0  # how many values are left out on each side
+    # The median lies below the value at `cut` with the chance of at most `cut` heads in `count`
+    # tosses, and above its mirror image with the same.
+    outside = 2 * (1 + count) / 2**count
+    while outside <= 1 - confidence:
+        cut += 1
+        outside += 2 * comb(count, cut + 1) / 2**count
+    return ordered[cut], ordered[count - 1 - cut]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`at_least` 0.98, or at most 1.25."""
+
+    value: float
+    at_least: bool
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.value:g}"
+
+    def verdict(self, low: float, high: float) -> str:
+        """It holds when the interval reaches the target and its far end is within 5 % of it."""
+        near, far = (high, low) if self.at_least else (low, high)
+        sign = 1 if self.at_least else -1
+        if sign * (near - self.value) < 0:
+            return "misses"
+        limit = self.value * (0.95 if self.at_least else 1.05)
+        return "holds" if sign * (far - limit) >= 0 else "unclear"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What the pairs of one row say."""
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str  # holds, misses, unclear, or "" without a target
+
+
+def figure(ratios: list[float], target: Target | None) -> Figure:
+    low, high = interval(ratios)
+    return Figure(median(ratios), low, high, target.verdict(low, high) if target else "")

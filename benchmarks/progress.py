@@ -1,0 +1,29 @@
+"""What a long measurement says while it runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class Progress:
+    """One line that is rewritten on a terminal, a line per change elsewhere."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.last = ""
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\033[K[{time.monotonic() - self.begin:4.0f} s] {text}"[:120])
+            sys.stderr.flush()
+
+    def step(self, text: str) -> None:
+        if sys.stderr.isatty():
+            self(text)
+        else:
+            print(f"[{time.monotonic() - self.begin:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")
