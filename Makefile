@@ -18,6 +18,7 @@ PY := .venv/bin/python
 CPP_FILES = $(shell find src include tests benchmarks -name '*.h' -o -name '*.cc')
 # Configures a preset and builds it: $(call build,release)
 build = cmake --preset $(1) --log-level=WARNING >/dev/null && cmake --build --preset $(1) -j $(JOBS)
+TSAN_TESTS := src/engines_test src/memory_test src/handle_test tests/faults/stress_test
 # ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
@@ -76,17 +77,18 @@ asan: ## All C++ tests with AddressSanitizer and UndefinedBehaviorSanitizer (bui
 tsan: ## The tests of engines, memory and handle with ThreadSanitizer (build/tsan)
 	@$(SETUP) packages build test
 	@cmake --preset tsan --log-level=WARNING >/dev/null
-	@$(fixed_addresses) cmake --build --preset tsan -j $(JOBS) -t engines_test memory_test handle_test
-	@for room in engines memory handle; do \
-		$(fixed_addresses) build/tsan/src/$${room}_test --gtest_brief=1; done
+	@$(fixed_addresses) cmake --build --preset tsan -j $(JOBS) -t $(notdir $(TSAN_TESTS))
+	@cd build/tsan && for test in $(TSAN_TESTS); do \
+		$(fixed_addresses) ./$$test --gtest_brief=1; done
 
 fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
 	@$(SETUP) packages build check
 	@cmake --preset tidy --log-level=WARNING >/dev/null
 	@cmake --build --preset tidy -j $(JOBS) -t plan_fuzzer
 	@mkdir -p build/corpus tests/fuzz/crashes
-	@build/tidy/tests/plan_fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
-		-artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
+	@build/tidy/tests/plan_fuzzer -max_total_time=$(FUZZ_SECONDS) -verbosity=0 \
+		-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
+	@rmdir --ignore-fail-on-non-empty tests/fuzz/crashes
 
 install: build ## Install into PREFIX=/usr/local
 	@cmake --install build/release --prefix $(PREFIX)

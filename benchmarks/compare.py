@@ -452,8 +452,9 @@ def measure(rows: list[Row], bench: Bench, pairs: int, progress: Progress) -> No
 
 def main() -> int:
     options = arguments()
-    # A killed run removes its scratch files, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A killed run reports what it has and removes its scratch files, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted = False
     progress = Progress()
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compare-", dir=options.directory) as folder:
@@ -476,6 +477,7 @@ def main() -> int:
             print(f"a job failed: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
+            interrupted = True
             rows = [row for row in rows if row.pairs]
         progress.end()
         if not rows:
@@ -484,7 +486,7 @@ def main() -> int:
     print(summary(rows))
     write_results(rows, bench, facts, options.output)
     print(f"report: {options.output / 'compare.html'}, every sample: compare.json beside it")
-    return 0
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":

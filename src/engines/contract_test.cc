@@ -229,10 +229,11 @@ TEST_P(EngineContract, every_request_completes_exactly_once_at_full_depth) {
 
 TEST_P(EngineContract, submit_takes_no_more_than_depth) {
   const auto engine = open();
-  const Memory memory(4096);
+  constexpr std::uint64_t total = 3 * depth + 1;
+  const Memory memory(total * 4096);
   std::vector<Request> requests;
-  for (std::uint64_t i = 0; i < 3 * depth + 1; ++i) {
-    requests.push_back(request(RequestKind::read, memory.at(0), 4096, 0, i));
+  for (std::uint64_t i = 0; i < total; ++i) {
+    requests.push_back(request(RequestKind::read, memory.at(i * 4096), 4096, 0, i));
   }
   std::vector<bool> seen(requests.size());
   for (std::size_t next = 0; next < requests.size();) {

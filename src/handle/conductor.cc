@@ -177,15 +177,15 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const files
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));
-  return Crew::start(
-      {.engine = kind,
-       .queue_depth = depth,
-       .workers = workers,
-       .submit = options_.submit,
-       .overlap = options_.overlap,
-       .slot_block_bytes = slot,
-       .slots_per_worker = static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth))},
-      open_engine_, system_, ledger_);
+  return Crew::start({.engine = kind,
+                      .queue_depth = depth,
+                      .workers = workers,
+                      .submit = options_.submit,
+                      .overlap = options_.overlap,
+                      .slot_block_bytes = slot,
+                      .slots_per_worker = static_cast<unsigned>(
+                          std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch))},
+                     open_engine_, system_, ledger_);
 }
 
 template <class Open>

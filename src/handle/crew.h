@@ -26,6 +26,10 @@ class Worker;
 using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
     EngineKind kind, unsigned depth, os::System& system)>;
 
+// A worker looks at up to this many completions before it refills the queue. As many flights and
+// slots beyond the depth are being emptied meanwhile.
+inline constexpr std::size_t reap_batch = 16;
+
 struct CrewOptions {
   EngineKind engine = EngineKind::threads;
   unsigned queue_depth = 1;

@@ -14,6 +14,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -193,6 +194,10 @@ class Gate {
     changed_.notify_all();
   }
   void open() { let_pass(std::size_t{1} << 40); }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    passes_ = 0;
+  }
 
   // Whether so many requests came to be held at once before the hang limit.
   [[nodiscard]] bool holds(std::size_t count) {
@@ -208,9 +213,10 @@ class Gate {
     return events_;
   }
 
-  bool cancellable = true;  // set before the handle is opened
-  int sync_result = 0;      // of every sync
-  bool pretend = false;     // reads and writes succeed without a byte moved
+  bool cancellable = true;                // set before the handle is opened
+  int sync_result = 0;                    // of every sync
+  bool pretend = false;                   // reads and writes succeed without a byte moved
+  std::function<void()> on_wake = [] {};  // called by whoever wakes the worker
 
  private:
   class HeldEngine final : public engines::Engine {
@@ -256,6 +262,7 @@ class Gate {
     }
 
     void wake() noexcept override {
+      gate_.on_wake();
       const std::lock_guard lock(gate_.mutex_);
       woken_ = true;
       gate_.changed_.notify_all();

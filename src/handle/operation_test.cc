@@ -381,11 +381,39 @@ TEST_F(OperationTest, a_closing_handle_waits_for_what_the_kernel_holds) {
   EXPECT_EQ(outcome_code(*operation), ECANCELED);
 }
 
+TEST_F(OperationTest, a_closing_handle_does_not_leave_its_work_to_a_slow_canceller) {
+  std::atomic<bool> inside{false};
+  std::atomic<bool> over{false};
+  thread_local bool is_canceller = false;
+  gate.on_wake = [&] {
+    if (!is_canceller) return;
+    inside = true;
+    while (!over) std::this_thread::yield();
+  };
+  Memory memory(2 * block);
+  std::optional<Handle> handle(gate.open_handle(options()));
+  const Operation first = handle->read(memory.bytes().first(block), *file);
+  const Operation second = handle->read(memory.bytes().last(block), *file);
+  ASSERT_TRUE(gate.holds(2));
+  std::thread canceller([&] {
+    is_canceller = true;
+    first.cancel();
+  });
+  while (!inside) std::this_thread::yield();
+  handle.reset();
+  EXPECT_TRUE(second.done()) << "the handle is gone and a request is in flight";
+  EXPECT_EQ(gate.held(), 0U);
+  over = true;
+  canceller.join();
+  EXPECT_EQ(outcome_code(first), ECANCELED);
+  EXPECT_EQ(outcome_code(second), ECANCELED);
+}
+
 // --- Races -----------------------------------------------------------------------------------
 
 // Cancels operations while they end by themselves, in as many different moments as possible.
 void race_cancellations(Gate& gate, const File& file, Durability durability) {
-  constexpr int rounds = 10'000;
+  constexpr int rounds = 4000;
   gate.pretend = true;
   gate.open();
   Handle handle = gate.open_handle({.block_bytes = 4 * KiB});
@@ -436,6 +464,52 @@ TEST_F(OperationTest, ends_once_however_cancellations_race_with_its_sync) {
 
 TEST_F(OperationTest, ends_once_however_cancellations_race_with_its_syncs) {
   race_cancellations(gate, *file, Durability::full);
+}
+
+// A third party keeps the queue locked (it is about to wake the worker) while the worker comes to
+// the end of a step and the operation is cancelled: both then go on in either order.
+TEST_F(OperationTest, a_cancellation_that_meets_the_next_step_is_not_lost) {
+  thread_local bool is_slow = false;
+  std::atomic<bool> inside{false};
+  std::atomic<bool> go_on{false};
+  gate.on_wake = [&] {
+    if (!is_slow) return;
+    inside = true;
+    while (!go_on) std::this_thread::yield();
+  };
+  Handle handle = gate.open_handle(options());
+  Memory memory(2 * block);
+  for (int round = 0; round < 200; ++round) {
+    inside = go_on = false;
+    const Operation doomed = handle.write(memory.bytes().first(block), *file, 0, Durability::full);
+    ASSERT_TRUE(gate.holds(1));
+    if (round % 2 == 1) {
+      gate.let_pass(1);  // the bytes; now the file's sync is held
+      while (gate.events().back().request.kind != engines::RequestKind::sync_full) {
+        std::this_thread::yield();
+      }
+    }
+    std::optional<Operation> other;
+    std::thread slow([&] {
+      is_slow = true;
+      other.emplace(handle.read(memory.bytes().last(block), *file));
+    });
+    while (!inside) std::this_thread::yield();
+    std::thread canceller([&] {
+      while (!go_on) std::this_thread::yield();
+      doomed.cancel();
+    });
+    gate.let_pass(1);
+    std::this_thread::sleep_for(milliseconds(1));
+    go_on = true;
+    slow.join();
+    canceller.join();
+    gate.open();
+    const int code = outcome_code(doomed);
+    ASSERT_TRUE(code == 0 || code == ECANCELED) << "round " << round << ": " << code;
+    ASSERT_EQ(outcome_code(*other), 0);
+    gate.close();
+  }
 }
 
 class OperationOnEngine : public HandleTest {};

@@ -24,8 +24,6 @@ using engines::RequestKind;
 
 // One system call hands over up to this many requests.
 constexpr std::size_t batch_max = 32;
-// After this many completions the queue is refilled before more are looked at.
-constexpr std::size_t reap_max = 16;
 
 // Shorter runs are over before a registered file pays off.
 constexpr std::uint64_t registered_file_blocks_min = 64;
@@ -138,13 +136,13 @@ Worker::Worker(Crew& crew, std::unique_ptr<Engine> engine)
       engine_(std::move(engine)),
       regions_(*engine_, ledger_),
       files_(*engine_),
-      flights_(crew.options().queue_depth) {
-  const std::size_t depth = flights_.size();
-  for (auto* list : {&free_, &ready_, &starved_, &delayed_}) list->reserve(depth);
-  for (std::size_t i = depth; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(i - 1));
+      flights_(crew.options().queue_depth + reap_batch) {
+  const std::size_t count = flights_.size();
+  for (auto* list : {&free_, &ready_, &starved_, &delayed_, &landed_}) list->reserve(count);
+  for (std::size_t i = count; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(i - 1));
   requests_.reserve(batch_max);
-  completions_.resize(reap_max);
-  claims_.resize(std::min<std::size_t>(depth, batch_max));
+  completions_.resize(reap_batch);
+  claims_.resize(std::min<std::size_t>(crew.options().queue_depth, batch_max));
 }
 
 void Worker::join() {
@@ -176,18 +174,33 @@ void Worker::run() {
     feed_starved();
     take_up_claims();
     submit_ready();
-    reap();
+    unload();
+    if (!work_at_hand()) reap();
   }
+}
+
+std::size_t Worker::room() const noexcept {
+  const std::size_t active = flights_.size() - free_.size() - landed_.size();
+  const std::size_t depth = crew_.options().queue_depth;
+  return active < depth ? std::min(depth - active, free_.size()) : 0;
+}
+
+// Whether there is something to do that no completion and no wake() would announce: slots came free
+// for flights that wait for them, or the queue was not looked at because of what has ended since.
+bool Worker::work_at_hand() const noexcept {
+  if (!starved_.empty() && !free_slots_.empty()) return true;
+  return idle() && !queue_was_empty_;
 }
 
 // Fills the free flights with blocks. Without overlap the engine is first drained.
 void Worker::take_up_claims() {
+  queue_was_empty_ = false;
   if (crew_.options().overlap == Overlap::off && !idle()) return;
-  while (!free_.empty()) {
-    const std::size_t room = std::min(free_.size(), claims_.size());
-    const std::size_t count = crew_.claim(*this, {claims_.data(), room});
+  while (!queue_was_empty_ && room() > 0) {
+    const std::size_t wanted = std::min(room(), claims_.size());
+    const std::size_t count = crew_.claim(*this, {claims_.data(), wanted});
     for (std::size_t i = 0; i < count; ++i) take_up(std::move(claims_[i]));
-    if (count < room) break;
+    queue_was_empty_ = count < wanted;
   }
 }
 
@@ -396,11 +409,13 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
           : judge_block(flight.attempt, flight.claim.block, *flight.claim.run->file, result);
   switch (judgement.verdict) {
     case Verdict::done:
-      if (!is_sync(flight.attempt.kind)) {
-        if (flight.slot >= 0 && flight.attempt.kind == RequestKind::read) copy_out(flight);
-        if (flight.slot >= 0) Ledger::add(ledger_.bounced_bytes, flight.claim.block.wanted_bytes);
-        transfer.add_bytes(flight.claim.block.wanted_bytes);
+      if (flight.slot >= 0 && flight.attempt.kind == RequestKind::read) {
+        flight.stage = Stage::landed;
+        landed_.push_back(index);
+        return;
       }
+      if (flight.slot >= 0) Ledger::add(ledger_.bounced_bytes, flight.claim.block.wanted_bytes);
+      if (!is_sync(flight.attempt.kind)) transfer.add_bytes(flight.claim.block.wanted_bytes);
       finish(index);
       return;
     case Verdict::resume:
@@ -451,6 +466,19 @@ void Worker::fail(std::uint32_t index, int code) {
   finish(index);
 }
 
+// Copies out what has landed in slots. By now the queue has been refilled, so the drive goes on.
+void Worker::unload() {
+  for (const std::uint32_t index : landed_) {
+    const Flight& flight = flights_[index];
+    const std::uint32_t bytes = flight.claim.block.wanted_bytes;
+    copy_out(flight);
+    Ledger::add(ledger_.bounced_bytes, bytes);
+    flight.claim.transfer->add_bytes(bytes);
+    finish(index);
+  }
+  landed_.clear();
+}
+
 void Worker::copy_out(const Flight& flight) const {
   const Block& block = flight.claim.block;
   const std::byte* from = flight.memory + (block.wanted_offset - block.offset);
@@ -487,7 +515,7 @@ void Worker::obey_cancellations() {
       if (!std::exchange(flight.cancelled, true)) engine_->cancel(index);
       continue;
     }
-    for (auto* list : {&ready_, &starved_, &delayed_}) std::erase(*list, index);
+    for (auto* list : {&ready_, &starved_, &delayed_, &landed_}) std::erase(*list, index);
     finish(index);
   }
 }

@@ -85,7 +85,7 @@ class Worker {
  private:
   using Clock = std::chrono::steady_clock;
 
-  enum class Stage : std::uint8_t { unused, starved, ready, delayed, in_flight };
+  enum class Stage : std::uint8_t { unused, starved, ready, delayed, in_flight, landed };
 
   // A request from claim to end. Its index in flights_ is its tag.
   struct Flight {
@@ -114,6 +114,7 @@ class Worker {
   void completed(std::uint32_t index, std::int32_t result);
   void finish(std::uint32_t index);
   void fail(std::uint32_t index, int code);
+  void unload();
   void copy_out(const Flight& flight) const;
   void copy_in(const Flight& flight) const;
   void obey_cancellations();
@@ -122,6 +123,9 @@ class Worker {
   [[nodiscard]] engines::Engine::Nanoseconds reap_limit() const;
   [[nodiscard]] bool take_slot(Flight& flight);
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
+  // How many flights may still be taken up. Those that have landed no longer count.
+  [[nodiscard]] std::size_t room() const noexcept;
+  [[nodiscard]] bool work_at_hand() const noexcept;
 
   Crew& crew_;
   Ledger& ledger_;
@@ -133,11 +137,13 @@ class Worker {
   std::vector<std::uint32_t> ready_;    // to be submitted, oldest first
   std::vector<std::uint32_t> starved_;  // waiting for a slot
   std::vector<std::uint32_t> delayed_;  // waiting before another attempt
+  std::vector<std::uint32_t> landed_;   // read into a slot, to be copied out
   std::vector<engines::Request> requests_;
   std::vector<engines::Completion> completions_;
   std::vector<Claim> claims_;
   std::size_t in_flight_ = 0;
-  unsigned refusals_ = 0;  // in a row
+  bool queue_was_empty_ = false;  // at the last look
+  unsigned refusals_ = 0;         // in a row
   int attach_error_ = 0;
   std::uint64_t cancellations_seen_ = 0;
 

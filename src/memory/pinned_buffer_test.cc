@@ -54,10 +54,12 @@ bool is_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-// A figure (in KiB) of the mapping that holds `address`, summed over all parts of [address, end).
-std::uint64_t smaps_kib(const std::byte* begin, const std::byte* end, const std::string& name) {
+// The lines of /proc/self/smaps on the mappings that make up `bytes`, less their `name:`.
+std::vector<std::string> smaps_lines(std::span<const std::byte> bytes, const std::string& name) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const std::uintptr_t end = begin + bytes.size();
   std::ifstream lines("/proc/self/smaps");
-  std::uint64_t sum = 0;
+  std::vector<std::string> found;
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {
     std::uintptr_t from = 0;
@@ -65,12 +67,17 @@ std::uint64_t smaps_kib(const std::byte* begin, const std::byte* end, const std:
     char dash = 0;
     std::istringstream words(line);
     if (words >> std::hex >> from >> dash >> to && dash == '-') {
-      inside = from < reinterpret_cast<std::uintptr_t>(end) &&
-               to > reinterpret_cast<std::uintptr_t>(begin);
+      inside = from < end && to > begin;
     } else if (inside && line.starts_with(name + ":")) {
-      sum += std::stoull(line.substr(name.size() + 1));
+      found.push_back(line.substr(name.size() + 1));
     }
   }
+  return found;
+}
+
+std::uint64_t smaps_kib(std::span<const std::byte> bytes, const std::string& name) {
+  std::uint64_t sum = 0;
+  for (const std::string& line : smaps_lines(bytes, name)) sum += std::stoull(line);
   return sum;
 }
 
@@ -140,10 +147,13 @@ TEST(PinnedBuffer, grows_the_process_by_hardly_more_than_asked) {
 
 TEST(PinnedBuffer, large_memory_is_made_of_huge_pages_or_says_why_not) {
   const PinnedBuffer buffer(64 * MiB);
-  const std::uint64_t huge_kib =
-      smaps_kib(buffer.data(), buffer.data() + buffer.size(), "AnonHugePages");
+  const std::uint64_t huge_kib = smaps_kib(buffer.bytes(), "AnonHugePages");
   EXPECT_TRUE(huge_kib >= 64 * KiB * 9 / 10 || !buffer.huge_page_reason().empty())
       << huge_kib << " KiB are huge";
+  if (os::read_text("/sys/kernel/mm/transparent_hugepage/enabled").empty()) return;
+  for (const std::string& flags : smaps_lines(buffer.bytes(), "VmFlags")) {
+    EXPECT_NE(flags.find(" hg"), std::string::npos) << "the kernel was not asked for them";
+  }
   EXPECT_NE(PinnedBuffer(MiB).huge_page_reason(), "") << "smaller than a huge page";
 }
 
@@ -151,8 +161,7 @@ TEST(PinnedBuffer, is_locked_or_says_why_not) {
   if (sanitized) GTEST_SKIP() << "a sanitizer makes nothing of mlock()";
   const PinnedBuffer buffer(4 * MiB);
   EXPECT_EQ(buffer.locked(), buffer.lock_reason().empty());
-  const std::uint64_t locked_kib =
-      smaps_kib(buffer.data(), buffer.data() + buffer.size(), "Locked");
+  const std::uint64_t locked_kib = smaps_kib(buffer.bytes(), "Locked");
   EXPECT_EQ(buffer.locked(), locked_kib == 4 * MiB / KiB) << locked_kib;
 }
 

@@ -8,8 +8,11 @@ import pytest
 
 from conftest import ROOT, run
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md",
-             "src/engines/README.md"]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "src/*/README.md", "tests/**/README.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
