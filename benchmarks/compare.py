@@ -247,7 +247,7 @@ def call_rows(bench: Bench) -> list[Row]:
     for size in CALLS:
         rows.append(
             Row(
-                f"the same by path less open and close, {size_text(size)} / fio psync",
+                f"synchronous read by path less open and close, {size_text(size)} / fio psync",
                 "us",
                 target,
                 partial(bench.calls, "path", size, "pinned"),

@@ -38,6 +38,7 @@ class Sample:
     call_us_p99: float = 0.0
     open_close_us: float = 0.0
     repetition_seconds: float = 0.0
+    repetition_seconds_max: float = 0.0
     block_bytes: int = 0
     engine: str = ""
 
@@ -195,6 +196,7 @@ class Ferry:
             call_us_p99=calls["p99"],
             open_close_us=report.get("open_close_us", 0.0),
             repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
+            repetition_seconds_max=max(report["seconds"]),
             block_bytes=report["block_bytes"],
             engine=report["engine"],
         )

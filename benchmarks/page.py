@@ -33,6 +33,9 @@ svg .dot { fill: var(--blue); opacity: .35 } svg .span { stroke: var(--blue); st
 svg .mid { fill: var(--blue) } svg .target { stroke: var(--bad); stroke-width: 2 }
 """
 
+# How far the chart of ratios goes.
+RATIO_MAX = 2.5
+
 
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
@@ -115,7 +118,8 @@ def ratio_chart(
     """One line per row: (name, the ratios, median, low, high, target). Dots are pairs, the thick
     line is the interval, the red mark the target."""
     spots = [v for row in rows for v in (row[3], row[4], row[5] if row[5] else row[2])]
-    low, high = min([*spots, 0.9]) * 0.97, max([*spots, 1.1]) * 1.03
+    # An interval that goes further ends at the edge, or it would squeeze all the others.
+    low, high = min([*spots, 0.9]) * 0.97, min(max([*spots, 1.1]) * 1.03, RATIO_MAX)
     scale = Scale(low, high, 400, 980)
     height = 34 + 26 * len(rows)
     parts = [scale.grid(height - 6)]
