@@ -359,6 +359,7 @@ def write_results(rows: list[Row], bench: Bench, facts: dict[str, str], output: 
         ],
     }
     (output / "compare.json").write_text(json.dumps(results, indent=1) + "\n")
+    (output / "compare.md").write_text(page.markdown_table(HEAD, table(rows)))
     chart = page.ratio_chart(
         [
             (
@@ -383,7 +384,7 @@ def write_results(rows: list[Row], bench: Bench, facts: dict[str, str], output: 
                 "Every pair",
                 page.paragraph(
                     "Dots are pairs, thick lines the 95 % intervals of the medians, red marks the "
-                    "targets: right of it is better for speeds, left of it for latencies and CPU time."
+                    "targets: right of it is better for speeds, left for latencies and CPU time."
                 )
                 + chart,
             ),
@@ -485,7 +486,7 @@ def main() -> int:
     print(page.text_table(HEAD, table(rows), NUMBERS))
     print(summary(rows))
     write_results(rows, bench, facts, options.output)
-    print(f"report: {options.output / 'compare.html'}, every sample: compare.json beside it")
+    print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     return 130 if interrupted else 0
 
 

@@ -52,6 +52,12 @@ def text_table(
     )
 
 
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same table for a document."""
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 

@@ -28,6 +28,7 @@ set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tensorferry)
 configure_package_config_file(cmake/tensorferryConfig.cmake.in tensorferryConfig.cmake
                               INSTALL_DESTINATION ${config_dir})
 write_basic_package_version_file(tensorferryConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+file(RELATIVE_PATH to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/tensorferry.pc.in tensorferry.pc @ONLY)
 
 install(TARGETS tensorferry tensorferry_static EXPORT tensorferryTargets)

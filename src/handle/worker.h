@@ -6,66 +6,18 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
 #include "engines/engine.h"
 #include "handle/crew.h"
+#include "handle/registrations.h"
 #include "handle/retry.h"
 #include "handle/transfer.h"
 #include "memory/region.h"
 
 namespace tensorferry::handle {
-
-// Keeps track of which regions are registered with the worker's engine and at which index.
-class RegisteredRegions {
- public:
-  RegisteredRegions(engines::Engine& engine, Ledger& ledger) : engine_(engine), ledger_(ledger) {}
-
-  // Where `memory`, which lies in `region`, is registered; registers the region at first use. -1
-  // where it cannot be (noted once as a fallback).
-  [[nodiscard]] int index_of(const std::shared_ptr<memory::Region>& region,
-                             std::span<const std::byte> memory);
-  // Lets go of regions that have ended.
-  void drop_ended() noexcept;
-
- private:
-  struct Entry {
-    std::weak_ptr<memory::Region> region;
-    std::vector<unsigned> indexes;  // one per piece of 1 GiB; empty where it was refused
-  };
-  [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region);
-
-  engines::Engine& engine_;
-  Ledger& ledger_;
-  std::unordered_map<std::uint64_t, Entry> entries_;
-  std::vector<unsigned> free_indexes_;
-  unsigned next_index_ = 0;
-  std::uint64_t ended_seen_ = 0;
-};
-
-// Registers the file of a long run with the engine while blocks of it are in the air, and no
-// longer: a registered file cannot be closed, nor its file system unmounted.
-class RegisteredFiles {
- public:
-  explicit RegisteredFiles(engines::Engine& engine) : engine_(engine) {}
-
-  // Where the run's direct descriptor is registered, or -1. Each use is given back.
-  [[nodiscard]] int use(const Run& run);
-  void give_back(const Run& run) noexcept;
-
- private:
-  struct Entry {
-    const Run* run = nullptr;  // nullptr: the index is free
-    unsigned users = 0;
-  };
-  engines::Engine& engine_;
-  std::vector<Entry> entries_;  // by index
-};
 
 class Worker {
  public:
