@@ -63,7 +63,7 @@ check-format: ## Fail if a C++ file is not formatted
 	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 	@echo "$(words $(CPP_FILES)) files are formatted"
 
-tidy: ## Build with clang and clang-tidy; a warning fails (build/tidy)
+tidy: ## Build the library with clang and clang-tidy; a warning fails (build/tidy)
 	@$(SETUP) packages build check
 	@if [ -d build/tidy ] && [ ! build/tidy/.rules -nt .clang-tidy ]; then rm -rf build/tidy; fi
 	@$(call build,tidy)

@@ -48,7 +48,7 @@ CALL_FILE_BYTES = GIB
 PASSES = {256 * MIB: 8, GIB: 2}
 NEW_FILES = {256 * MIB: 4, GIB: 1}
 CPU_PASSES = 8
-OUR_DEPTH = 32  # HandleOptions::queue_depth
+OUR_IN_FLIGHT_BYTES = 16 * MIB  # what the library chooses for one disk
 CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000}
 # More than this used by others disturbs a pair.
 BYSTANDER_CORES_MAX = 0.5
@@ -167,7 +167,9 @@ class Bench:
     def fio_like_ours_cpu(self, kind: str) -> Sample:
         if kind not in self.our_block_bytes:
             self.our_block_bytes[kind] = self.pinned(kind, GIB).block_bytes
-        return self.fio_cpu(kind, FioPoint(self.our_block_bytes[kind], OUR_DEPTH, True))
+        block_bytes = self.our_block_bytes[kind]
+        depth = max(1, OUR_IN_FLIGHT_BYTES // block_bytes)
+        return self.fio_cpu(kind, FioPoint(block_bytes, depth, True))
 
     def fio_cpu(self, kind: str, point: FioPoint) -> Sample:
         return fio_large(self.file(kind), point, kind, GIB, CPU_PASSES, continuous=True)

@@ -31,7 +31,6 @@ namespace tensorferry::files {
 namespace {
 
 using support::Call;
-using support::LoopDevice;
 
 std::size_t open_descriptors() {
   std::size_t count = 0;
@@ -139,7 +138,7 @@ TEST_F(OpenFileTest, reading_never_creates) {
 }
 
 TEST_F(OpenFileTest, a_link_is_followed) {
-  const std::string path = make_file("data");
+  make_file("data");
   ASSERT_EQ(::symlink("data", dir.file("link").c_str()), 0);
   EXPECT_EQ(File::open(dir.file("link"), Access::read).size(), 10'000U);
 }

@@ -107,8 +107,9 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
 Conductor::~Conductor() {
   if (generation_ != os::fork_generation()) {
     // In a forked child the workers do not exist and the rings are the parent's: touch nothing.
-    new Team(std::move(main_));
-    new Team(std::move(buffered_));
+    for (const Team* team : {&main_, &buffered_}) {
+      if (team->crew != nullptr) team->crew->abandon(team->crew);
+    }
     return;
   }
   for (const Team* team : {&main_, &buffered_}) {
@@ -276,6 +277,10 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
       return added.error();
     }
   }
+  // Only now that nothing can be refused any more.
+  if (direction == Direction::write) {
+    for (const Run& run : transfer->runs) run.file->reserve(run.plan.offset(), run.plan.bytes());
+  }
   return launch(std::move(transfer), *team.value());
 }
 
@@ -363,7 +368,6 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
       run.region = region;
     }
   }
-  if (transfer.direction() == Direction::write) file.reserve(first.offset, run.plan.bytes());
   transfer.runs.push_back(std::move(run));
   return Nothing{};
 }

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -55,6 +56,9 @@ class Crew {
   // at the same time or later; drop() may be called.
   void close() noexcept;
 
+  // Keeps the crew, which is `self`, for ever and as it is: for a forked child.
+  void abandon(std::shared_ptr<Crew> self) noexcept { self_ = std::move(self); }
+
   [[nodiscard]] const CrewOptions& options() const noexcept { return options_; }
   [[nodiscard]] double cpu_seconds();
 
@@ -97,6 +101,7 @@ class Crew {
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> closing_{false};
   std::unique_ptr<memory::EndOfRegions> end_of_regions_;
+  std::shared_ptr<Crew> self_;
 };
 
 }  // namespace tensorferry::handle

@@ -164,7 +164,13 @@ TEST_P(Many, overlapping_writes_are_refused_before_anything_is_written) {
     EXPECT_EQ(error.path(), path);
     EXPECT_NE(error.hint().find("overlap"), std::string::npos) << error.what();
   }
+  Memory large(2 * MiB);
+  const std::vector<WriteTransfer> late{{large.bytes(), file, 0},
+                                        {bytes.first(100), file, 10 * MiB},
+                                        {bytes.first(100), file, 10 * MiB + 50}};
+  EXPECT_EQ(error_of([&] { (void)handle.write_many(late); }).code(), EINVAL);
   EXPECT_EQ(handle.stats().requests, 0U);
+  EXPECT_EQ(file.size(), 64 * KiB) << "a file is not even extended";
   EXPECT_EQ(support::pattern_fault(support::read_whole_file(path), 0, 1), "");
   EXPECT_EQ(support::pattern_fault(support::read_whole_file(other_path), 0, 1), "");
   const std::vector<WriteTransfer> fine{{bytes.first(100), file, 0},

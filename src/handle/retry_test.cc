@@ -18,7 +18,7 @@
 
 namespace tensorferry::handle {
 
-std::ostream& operator<<(std::ostream& out, Verdict verdict) {
+static std::ostream& operator<<(std::ostream& out, Verdict verdict) {
   switch (verdict) {
     case Verdict::done:
       return out << "done";
@@ -253,7 +253,7 @@ TEST(Refusal, passing_shortages_are_retried_with_a_bound) {
 TEST(Refusal, anything_else_fails_at_once) {
   const std::set<int> passing{EAGAIN, EBUSY, ENOMEM, EINTR};
   for (int code = 1; code < 140; ++code) {
-    if (passing.count(code) > 0) continue;
+    if (passing.contains(code)) continue;
     EXPECT_EQ(judge_refusal(code, 0), Verdict::fail) << code;
     EXPECT_EQ(judge_refusal(code, 1), Verdict::fail) << code;
   }

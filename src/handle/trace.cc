@@ -5,7 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <new>
 
 #include "os/system.h"
 
@@ -54,7 +54,7 @@ std::string event(const std::string& name, const char* category, std::uint64_t r
 Trace::Trace(int fd) : fd_(fd), generation_(os::fork_generation()) {}
 
 Trace* Trace::open() noexcept {
-  const char* wanted = std::getenv("TENSORFERRY_TRACE");
+  const char* wanted = std::getenv("TENSORFERRY_TRACE");  // NOLINT(concurrency-mt-unsafe): once
   if (wanted == nullptr || *wanted == '\0') return nullptr;
   std::string path = wanted;
   if (const std::size_t at = path.find("%p"); at != std::string::npos) {
@@ -63,7 +63,8 @@ Trace* Trace::open() noexcept {
   const int fd =
       os::System::real().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return nullptr;
-  auto* trace = new Trace(fd);  // never destroyed: threads may write until the very end
+  auto* trace =
+      new (std::nothrow) Trace(fd);  // never destroyed: threads may write until the very end
   std::atexit([] {
     if (Trace* last = active()) last->flush();
   });
@@ -92,7 +93,7 @@ void Trace::request(const char* verb, std::uint64_t operation, std::uint64_t off
                 std::to_string(result)));
 }
 
-void Trace::add(std::string event) {
+void Trace::add(const std::string& event) {
   const std::lock_guard lock(mutex_);
   gathered_ += written_ + gathered_.size() == 0 ? "[\n" : ",\n";
   gathered_ += event;

@@ -28,7 +28,7 @@ class Trace {
  private:
   explicit Trace(int fd);
   static Trace* open() noexcept;
-  void add(std::string event);
+  void add(const std::string& event);
   void write_out();
 
   const int fd_;

@@ -18,7 +18,6 @@ namespace {
 using engines::Completion;
 using engines::Engine;
 using engines::is_sync;
-using engines::Request;
 using engines::RequestKind;
 
 // One system call hands over up to this many requests.

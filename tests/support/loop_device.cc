@@ -164,7 +164,7 @@ LoopDevice::~LoopDevice() {
 void LoopDevice::make_file_system(const std::string& type, const std::string& options) {
   std::vector<std::string> words{"mkfs." + type, "-q", type == "ext4" ? "-F" : "-f"};
   if (!options.empty()) {
-    words.push_back("-O");
+    words.emplace_back("-O");
     words.push_back(options);
   }
   words.push_back(device_);
