@@ -73,7 +73,8 @@ class TENSORFERRY_EXPORT Handle {
   void write_now(std::span<const std::byte> memory, const std::string& path,
                  std::uint64_t offset = 0, Durability durability = Durability::none);
 
-  // Makes what was written to `file` before this call durable. A failed sync is never retried.
+  // Makes durable what writes to `file` that were done() before this call have written. A failed
+  // sync is never retried.
   Operation sync(const File& file, Durability durability = Durability::data);
 
   [[nodiscard]] const HandleOptions& options() const noexcept;  // as given
