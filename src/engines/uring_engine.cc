@@ -104,7 +104,8 @@ class UringEngine final : public Engine {
   }
 
   int reap(std::span<Completion> out, Nanoseconds limit) override {
-    if (const int ready = drain(out); ready > 0) return ready;
+    woken_ = false;
+    if (const int ready = drain(out); ready > 0 || woken_) return ready;
     if (!wake_watched_) watch_for_wake();
     if (!wake_watched_ && limit > unwatched_limit) limit = unwatched_limit;
 
@@ -221,6 +222,7 @@ class UringEngine final : public Engine {
         out[count++] = {tag, entry->res};
       } else if (tag == wake_tag) {
         wake_watched_ = false;
+        woken_ = true;
       }
       ++seen;
     }
@@ -242,6 +244,7 @@ class UringEngine final : public Engine {
   int wake_fd_;
   std::uint64_t wake_count_ = 0;  // the kernel writes here
   bool wake_watched_ = false;
+  bool woken_ = false;  // since reap() began
   std::size_t depth_;
   std::size_t in_flight_ = 0;
   unsigned buffer_slots_ = 0;
