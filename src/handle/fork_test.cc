@@ -80,7 +80,7 @@ TEST_P(Fork, in_the_child_the_parents_operations_can_be_asked_but_not_waited_for
 }
 
 TEST_P(Fork, the_child_works_with_a_handle_of_its_own) {
-  if (thread_sanitized) GTEST_SKIP() << "ThreadSanitizer allows no threads after such a fork";
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const std::string path = make_file("data", 4 * MiB, 1);
   const File file = File::open(path, Access::read);
   PinnedBuffer pinned(4 * MiB);
@@ -103,11 +103,7 @@ TEST_P(Fork, the_child_works_with_a_handle_of_its_own) {
 }
 
 TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
-  if (thread_sanitized) GTEST_SKIP() << "ThreadSanitizer allows no threads after such a fork";
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP()
-      << "a fork may copy AddressSanitizer's allocator while another thread holds its lock";
-#endif
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const std::string path = make_file("data", 8 * MiB, 1);
   const File file = File::open(path, Access::read);
   Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});

@@ -29,6 +29,7 @@
 #include "handle/conductor.h"
 #include "os/system.h"
 #include "support/pattern.h"
+#include "support/sanitizers.h"
 #include "support/temp_dir.h"
 #include "tensorferry/tensorferry.h"
 
@@ -37,16 +38,7 @@ namespace tensorferry::handle {
 // Nothing here takes a second; a loaded machine may.
 inline constexpr std::chrono::seconds hang_limit{60};
 
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool sanitized = true;
-inline constexpr bool thread_sanitized = false;
-#elif defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;
-inline constexpr bool thread_sanitized = true;
-#else
-inline constexpr bool sanitized = false;
-inline constexpr bool thread_sanitized = false;
-#endif
+inline constexpr bool sanitized = support::address_sanitized || support::thread_sanitized;
 
 class Dice {
  public:

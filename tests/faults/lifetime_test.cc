@@ -10,6 +10,7 @@
 
 #include "rig.h"
 #include "support/child.h"
+#include "support/sanitizers.h"
 
 namespace tensorferry::faults {
 namespace {
@@ -300,6 +301,7 @@ std::string inherited_fault(std::unique_ptr<Handle>& handle, Traffic& traffic, c
 }
 
 TEST_P(Lifetime, fork_with_io_in_flight_leaves_the_parent_whole_and_the_child_safe) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const auto child = run_in_child(
       [&]() -> std::string {
         for (int run = 0; run < runs(); ++run) {
@@ -322,9 +324,7 @@ TEST_P(Lifetime, fork_with_io_in_flight_leaves_the_parent_whole_and_the_child_sa
 }
 
 TEST_P(Lifetime, a_forked_child_opens_a_handle_of_its_own) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer allows no threads in the child of a process with threads";
-#endif
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const auto child = run_in_child(
       [&]() -> std::string {
         for (int run = 0; run < runs(); ++run) {
@@ -356,6 +356,7 @@ TEST_P(Lifetime, a_forked_child_opens_a_handle_of_its_own) {
 }
 
 TEST_P(Lifetime, fork_while_many_threads_use_a_handle_leaves_the_child_safe) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const auto child = run_in_child(
       [&]() -> std::string {
         auto handle = std::make_unique<Handle>(options());
