@@ -32,6 +32,9 @@ class TENSORFERRY_EXPORT File {
   [[nodiscard]] const std::string& path() const noexcept;
   [[nodiscard]] std::uint64_t size() const;  // as of now; throws Error
 
+  // Cuts the file or extends it with zeros. Throws Error; a block device has the size it has.
+  void resize(std::uint64_t bytes);
+
   // Whether bytes bypass the page cache, and if not, why.
   [[nodiscard]] bool direct() const noexcept;
   [[nodiscard]] const std::string& direct_reason() const noexcept;

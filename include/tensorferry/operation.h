@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,10 @@ class TENSORFERRY_EXPORT Operation {
   // Asks for an early end: requests not yet started never start, those in flight are cancelled or
   // reaped. done() follows soon, with Error ECANCELED unless all bytes had moved before.
   void cancel() const noexcept;
+
+  // Calls `then` exactly once when the operation is done: on the thread that ends it, or at once on
+  // this one if it has ended. `then` must be quick and must not throw, nor wait for an operation.
+  void when_done(std::function<void()> then) const;
 
   [[nodiscard]] std::optional<Error> error() const;    // none before done() and after success
   [[nodiscard]] std::uint64_t bytes() const noexcept;  // moved so far

@@ -2,6 +2,7 @@
 // drive, and never loses a byte without saying so. This header is the whole public API.
 #pragma once
 
+#include "tensorferry/aio.h"            // IWYU pragma: export
 #include "tensorferry/copy.h"           // IWYU pragma: export
 #include "tensorferry/error.h"          // IWYU pragma: export
 #include "tensorferry/file.h"           // IWYU pragma: export

@@ -262,6 +262,18 @@ Result<std::uint64_t> OpenFile::size() {
   return std::uint64_t{facts.stx_size};
 }
 
+Status OpenFile::resize(std::uint64_t bytes) {
+  if (const int got = system_.truncate(main_fd(), bytes); got < 0) {
+    return Error({.operation = "resize",
+                  .path = path_,
+                  .offset = {},
+                  .length = bytes,
+                  .code = -got,
+                  .hint = regular_ ? hint_for(-got, true) : "a block device has a fixed size"});
+  }
+  return Nothing{};
+}
+
 std::uint64_t OpenFile::free_bytes() {
   struct statfs facts{};
   if (!regular_ || system_.statfs(main_fd(), &facts) < 0) return 0;
@@ -299,6 +311,7 @@ File File::borrow(int descriptor) {
 
 const std::string& File::path() const noexcept { return opened_->path(); }
 std::uint64_t File::size() const { return opened_->size().or_throw(); }
+void File::resize(std::uint64_t bytes) { opened_->resize(bytes).or_throw(); }
 bool File::direct() const noexcept { return opened_->direct(); }
 const std::string& File::direct_reason() const noexcept { return opened_->direct_reason(); }
 std::size_t File::memory_alignment() const noexcept { return opened_->memory_alignment(); }

@@ -46,6 +46,7 @@ class OpenFile {
   [[nodiscard]] int main_fd() const noexcept { return direct() ? direct_fd_ : buffered_fd_; }
 
   [[nodiscard]] Result<std::uint64_t> size();
+  [[nodiscard]] Status resize(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t free_bytes();  // on the file system; 0 where not known
 
   // Before a large write past the end: takes the space and moves the end, so that the write's

@@ -421,6 +421,24 @@ TEST_F(OpenFileTest, many_threads_get_the_same_descriptors) {
   }
 }
 
+TEST_F(OpenFileTest, is_cut_and_extended) {
+  const std::string path = make_file("data");
+  tensorferry::File file = tensorferry::File::open(path, Access::write);
+  file.resize(100);
+  EXPECT_EQ(support::read_whole_file(path), support::pattern(100, 0, 1));
+  file.resize(5000);
+  EXPECT_EQ(file.size(), 5000U);
+  tensorferry::File reading = tensorferry::File::open(path, Access::read);
+  try {
+    reading.resize(0);
+    ADD_FAILURE() << "cut through a descriptor for reading";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.operation(), "resize");
+    EXPECT_EQ(error.path(), path);
+  }
+  EXPECT_EQ(file.size(), 5000U);
+}
+
 TEST_F(OpenFileTest, a_deleted_file_still_works) {
   const std::string path = make_file("data");
   const File file = File::open(path, Access::read_write);

@@ -110,6 +110,10 @@ bool Operation::wait_until(Clock::time_point deadline) const {
   return true;
 }
 
+void Operation::when_done(std::function<void()> then) const {
+  transfer_->when_done(std::move(then));
+}
+
 bool Operation::done() const noexcept { return transfer_->done(); }
 void Operation::cancel() const noexcept { transfer_->cancel("cancelled by the caller"); }
 std::optional<Error> Operation::error() const { return transfer_->error(); }

@@ -155,7 +155,7 @@ void Transfer::complete() noexcept {
   std::vector<Piece>().swap(pieces);
   std::vector<std::shared_ptr<memory::Region>>().swap(regions);
 
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   finished_ = Clock::now();
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
   Ledger::add(ledger_->operations);
@@ -169,6 +169,20 @@ void Transfer::complete() noexcept {
   }
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
+  const std::vector<std::function<void()>> listeners = std::move(listeners_);
+  lock.unlock();
+  for (const auto& then : listeners) then();
+}
+
+void Transfer::when_done(std::function<void()> then) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      listeners_.push_back(std::move(then));
+      return;
+    }
+  }
+  then();
 }
 
 bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -114,6 +115,7 @@ class Transfer {
   // --- For users ---
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
+  void when_done(std::function<void()> then);
   void cancel(const char* why) noexcept;
   [[nodiscard]] std::optional<Error> error() const;
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -147,6 +149,7 @@ class Transfer {
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::optional<Error> error_;
+  std::vector<std::function<void()>> listeners_;
   const Clock::time_point queued_;
   Clock::time_point finished_;
 };

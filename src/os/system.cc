@@ -63,6 +63,10 @@ int System::fdatasync(int fd) { return or_errno(::fdatasync(fd)); }
 
 int System::fsync(int fd) { return or_errno(::fsync(fd)); }
 
+int System::truncate(int fd, std::uint64_t bytes) {
+  return or_errno(::ftruncate(fd, static_cast<off_t>(bytes)));
+}
+
 int System::fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes) {
   return or_errno(::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)));
 }

@@ -31,6 +31,7 @@ class System {
   virtual ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset);
   virtual int fdatasync(int fd);
   virtual int fsync(int fd);
+  virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes);
 
   virtual int statx(int fd, unsigned mask, struct statx* facts);
