@@ -15,43 +15,48 @@ export PYTHON
 
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
-CPP_FILES = $(shell find src include tests benchmarks -name '*.h' -o -name '*.cc')
+PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
+CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # Configures a preset and builds it: $(call build,release)
-build = cmake --preset $(1) --log-level=WARNING >/dev/null && cmake --build --preset $(1) -j $(JOBS)
+build = cmake --preset $(1) --log-level=WARNING $(2) >/dev/null && \
+	cmake --build --preset $(1) -j $(JOBS)
+# The same with the Python extension, for the Python of .venv.
+build_all = $(SETUP) packages build && $(SETUP) venv && \
+	$(call build,release,-DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY))
 TSAN_TESTS := src/engines_test src/memory_test src/handle_test tests/faults/stress_test
 # ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: build test soak bench compare format check-format tidy asan tsan fuzz install clean help
+.PHONY: build test soak bench compare format check-format tidy asan tsan fuzz wheel stubs install clean help
 
-build: ## Build the library, its tests and the benchmark (build/release)
-	@$(SETUP) packages build
-	@$(call build,release)
+build: ## Build the library, the Python package, the tests and the benchmark (build/release)
+	@$(build_all)
 
 test: ## Install what is missing, build, run all tests to the end, whichever fails
 	@$(SETUP) packages build test
-	@$(SETUP) venv
-	@$(call build,release)
+	@$(SETUP) venv test
+	@$(build_all)
 	@failed=0; \
 		ctest --preset release -j $(JOBS) || failed=1; \
-		$(PY) -m pytest -ra tests || failed=1; \
+		$(PYTEST) -ra tests/house || failed=1; \
+		$(PYTEST) -ra tests/python || failed=1; \
 		exit $$failed
 
 soak: ## The long versions of the fault tests
 	@$(SETUP) packages build test
-	@$(call build,release)
+	@$(SETUP) venv test
+	@$(build_all)
 	@TENSORFERRY_SOAK=1 ctest --preset release -j $(JOBS) -L fault
+	@TENSORFERRY_SOAK=1 $(PYTEST) tests/python/test_lifetime.py
 
 bench: ## Measure the core on this machine and write a report (ARGS=... goes to bench.py)
 	@$(SETUP) packages build test
-	@$(SETUP) venv
-	@$(call build,release)
+	@$(build_all)
 	@$(PY) benchmarks/bench.py $(ARGS)
 
 compare: ## Measure against fio and the targets (ARGS=... goes to compare.py)
 	@$(SETUP) packages build test
-	@$(SETUP) venv
-	@$(call build,release)
+	@$(build_all)
 	@$(PY) benchmarks/compare.py $(ARGS)
 
 format: ## Format all C++ files in place
@@ -89,6 +94,17 @@ fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
 	@build/tidy/tests/plan_fuzzer -max_total_time=$(FUZZ_SECONDS) -verbosity=0 \
 		-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
 	@rmdir --ignore-fail-on-non-empty tests/fuzz/crashes
+
+wheel: ## A wheel for PYTHON=python3 in dist/; from 3.12 on it serves all later ones
+	@$(SETUP) packages build
+	@$(PYTHON) -m venv build/wheel-venv
+	@build/wheel-venv/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps \
+		--wheel-dir dist .
+	@ls dist
+
+stubs: build ## Write the type stubs of the extension anew
+	@PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m nanobind.stubgen -m tensorferry._core \
+		-p python/stub_patterns.txt -o python/tensorferry/_core.pyi
 
 install: build ## Install into PREFIX=/usr/local
 	@cmake --install build/release --prefix $(PREFIX)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares a Debian machine.
 #   scripts/setup.sh packages GROUP...   installs what is missing of packages.txt
-#   scripts/setup.sh venv                makes .venv from requirements.txt
+#   scripts/setup.sh venv [test]         makes .venv from requirements.txt; for tests, all of it
 # Both do nothing, quickly, when everything is there. Without root and without sudo, `packages`
 # names what is missing and the line that installs it, and fails.
 set -euo pipefail
@@ -54,20 +54,29 @@ packages() {
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# Installs a list of packages into .venv, once: pip_install LIST [OPTION...]
+pip_install() {
+  local list=scripts/$1 done=.venv/$1
+  shift
+  cmp -s "$list" "$done" && return
+  say "installing $list into .venv"
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@" -r "$list"
+  cp "$list" "$done"
+}
+
 venv() {
-  local made_from=.venv/requirements.txt
-  if cmp -s scripts/requirements.txt $made_from && .venv/bin/python -c 'import pytest' 2>/dev/null
-  then
-    return
+  if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
+    say "making .venv"
+    "${PYTHON:-python3}" -m venv --clear .venv
   fi
-  say "making .venv"
-  "${PYTHON:-python3}" -m venv --clear .venv
-  .venv/bin/python -m pip --disable-pip-version-check install --quiet -r scripts/requirements.txt
-  cp scripts/requirements.txt $made_from
+  pip_install requirements.txt
+  [ "${1-}" = test ] || return 0
+  pip_install requirements-test.txt
+  pip_install requirements-deepspeed.txt --no-build-isolation
 }
 
 case ${1-} in
   packages) shift; packages "$@" ;;
-  venv) venv ;;
+  venv) venv "${2-}" ;;
   *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -10,7 +10,8 @@ from conftest import ROOT, run
 
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "src/*/README.md", "tests/**/README.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/*.md", "src/*/README.md", "tests/**/README.md", "benchmarks/*.md",
+                    "python/*.md")
     for path in ROOT.glob(pattern)
 )
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -80,7 +81,7 @@ def test_links_and_paths_lead_to_files(name):
     # A word in backquotes that looks like a path of this tree must be one.
     for word in re.findall(r"`([\w.]+(?:/[\w.]+)+)`", prose):
         in_tree = word.split("/")[0] in ("src", "include", "tests", "docs", "scripts", "cmake",
-                                         "benchmarks", ".ci")
+                                         "benchmarks", "python", ".ci")
         if in_tree and not (ROOT / word).exists():
             broken.append(word)
     assert not broken, f"{name}: {', '.join(broken)}"

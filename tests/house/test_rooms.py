@@ -30,7 +30,7 @@ def test_every_source_and_every_test_is_in_the_build(root):
 @pytest.fixture
 def copy(root, tmp_path):
     """A copy of the tree to break."""
-    for folder in ("src", "include", "tests"):
+    for folder in ("src", "include", "tests", "python"):
         shutil.copytree(root / folder, tmp_path / folder)
     return tmp_path
 
@@ -65,6 +65,9 @@ def planted(check, tree, file, line):
         ("include/tensorferry/file.h", '#include "files/open_file.h"'),
         ("include/tensorferry/file.h", "#include <sys/stat.h>"),
         ("include/tensorferry/secret.h", "#include <vector>"),
+        ("include/tensorferry/file.h", "#include <torch/torch.h>"),
+        ("include/tensorferry/torch.h", '#include "handle/plan.h"'),
+        ("python/src/handle.cc", '#include "handle/conductor.h"'),
     ],
 )
 def test_a_planted_include_is_found(copy, file, line):
@@ -104,7 +107,13 @@ def test_quiet_code_is_not_mistaken_for_an_outcry(copy, line):
 
 
 @pytest.mark.parametrize(
-    "file", ["src/os/forgotten.cc", "src/handle/forgotten_test.cc", "tests/faults/forgotten.cc"]
+    "file",
+    [
+        "src/os/forgotten.cc",
+        "src/handle/forgotten_test.cc",
+        "tests/faults/forgotten.cc",
+        "python/src/forgotten.cc",
+    ],
 )
 def test_a_file_left_out_of_the_build_is_found(copy, file):
     assert len(planted(rooms.check_build, copy, file, "")) == 1

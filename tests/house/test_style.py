@@ -9,7 +9,7 @@ from rooms import code_of
 COLUMNS = 100
 FILE_LINES = 600
 FUNCTION_LINES = 70
-FOLDERS = ("src", "include", "tests", "benchmarks", "cmake", "scripts", "docs", ".ci")
+FOLDERS = ("src", "include", "tests", "benchmarks", "cmake", "python", "scripts", "docs", ".ci")
 SOURCES = {".h", ".cc", ".py", ".cmake", ".sh", ".txt"}
 VAGUE_NAME = re.compile(r"manager|context|util|common|helper|misc", re.IGNORECASE)
 TODO = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b(.*)")

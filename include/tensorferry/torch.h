@@ -1,0 +1,76 @@
+// tensorferry over torch::Tensor, for programs that use libtorch. Header-only: the library itself
+// knows nothing of torch. A tensor is taken as its bytes; it must be contiguous and on the CPU.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tensorferry/tensorferry.h"
+
+namespace tensorferry {
+
+// The bytes of a tensor. Throws Error (EINVAL) that says what to do for one that has none: not
+// contiguous, sparse, meta or on another device. The tensor must live as long as they are used.
+inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  const auto refuse = [](const char* hint) {
+    return Error({.operation = "use tensor",
+                  .path = {},
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = hint});
+  };
+  if (!tensor.defined()) throw refuse("the tensor is undefined");
+  if (tensor.layout() != at::kStrided) throw refuse("the tensor is sparse; use to_dense()");
+  if (!tensor.device().is_cpu()) throw refuse("the tensor is not on the CPU; use cpu()");
+  if (!tensor.is_contiguous()) throw refuse("the tensor is not contiguous; use contiguous()");
+  if (tensor.is_conj() || tensor.is_neg()) {
+    throw refuse("the tensor is a lazy view; use resolve_conj() and resolve_neg()");
+  }
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+// As Handle's functions; the operation must be done before the tensor's memory goes.
+inline Operation read(Handle& handle, const at::Tensor& tensor, const File& file,
+                      std::uint64_t offset = 0) {
+  return handle.read(bytes_of(tensor), file, offset);
+}
+
+inline Operation read(Handle& handle, const at::Tensor& tensor, const std::string& path,
+                      std::uint64_t offset = 0) {
+  return handle.read(bytes_of(tensor), path, offset);
+}
+
+inline Operation write(Handle& handle, const at::Tensor& tensor, const File& file,
+                       std::uint64_t offset = 0, Durability durability = Durability::none) {
+  return handle.write(bytes_of(tensor), file, offset, durability);
+}
+
+inline Operation write(Handle& handle, const at::Tensor& tensor, const std::string& path,
+                       std::uint64_t offset = 0, Durability durability = Durability::none) {
+  return handle.write(bytes_of(tensor), path, offset, durability);
+}
+
+// The one-off functions of tensorferry/aio.h.
+inline int aio_read(const at::Tensor& buffer, const std::string& filename,
+                    std::size_t block_size = std::size_t{1} << 20, unsigned queue_depth = 128,
+                    bool single_submit = false, bool overlap_events = true, bool validate = false,
+                    AioElapsed* elapsed = nullptr) {
+  return aio_read(bytes_of(buffer), filename, block_size, queue_depth, single_submit,
+                  overlap_events, validate, elapsed);
+}
+
+inline int aio_write(const at::Tensor& buffer, const std::string& filename,
+                     std::size_t block_size = std::size_t{1} << 20, unsigned queue_depth = 128,
+                     bool single_submit = false, bool overlap_events = true, bool validate = false,
+                     AioElapsed* elapsed = nullptr) {
+  return aio_write(bytes_of(buffer), filename, block_size, queue_depth, single_submit,
+                   overlap_events, validate, elapsed);
+}
+
+}  // namespace tensorferry

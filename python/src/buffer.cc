@@ -1,0 +1,243 @@
+#include "buffer.h"
+
+#include <nanobind/ndarray.h>
+
+#include <string>
+
+namespace tensorferry::python {
+
+namespace {
+
+// Attribute names, made once: looking one up must not cost a transfer of 4 KiB.
+struct Names {
+  static PyObject* intern(const char* text) { return PyUnicode_InternFromString(text); }
+  PyObject* torch = intern("torch");
+  PyObject* tensor = intern("Tensor");
+  PyObject* strided = intern("strided");
+  PyObject* layout = intern("layout");
+  PyObject* is_cpu = intern("is_cpu");
+  PyObject* device = intern("device");
+  PyObject* type = intern("type");
+  PyObject* is_contiguous = intern("is_contiguous");
+  PyObject* is_complex = intern("is_complex");
+  PyObject* is_conj = intern("is_conj");
+  PyObject* is_neg = intern("is_neg");
+  PyObject* nbytes = intern("nbytes");
+  PyObject* data_ptr = intern("data_ptr");
+};
+
+const Names& names() {
+  static const Names& made = *new Names();
+  return made;
+}
+
+// What is needed of torch once somebody has imported it.
+struct Torch {
+  PyTypeObject* tensor = nullptr;
+  PyObject* strided = nullptr;
+};
+
+const Torch* torch_if_imported() {
+  static Torch found;
+  if (found.tensor != nullptr) return &found;
+  const nb::object module = nb::steal(PyImport_GetModule(names().torch));
+  if (!module.is_valid()) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  PyObject* strided = PyObject_GetAttr(module.ptr(), names().strided);
+  PyObject* tensor = PyObject_GetAttr(module.ptr(), names().tensor);
+  if (tensor == nullptr || strided == nullptr || !PyType_Check(tensor)) {  // half imported
+    PyErr_Clear();
+    Py_XDECREF(tensor);
+    Py_XDECREF(strided);
+    return nullptr;
+  }
+  found = {reinterpret_cast<PyTypeObject*>(tensor), strided};
+  return &found;
+}
+
+nb::object get(nb::handle object, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(object.ptr(), name);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+nb::object call(nb::handle object, PyObject* name) {
+  PyObject* value = PyObject_CallMethodObjArgs(object.ptr(), name, nullptr);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
+
+std::string kind_of(nb::handle object) {
+  const nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+  const std::string module = nb::str(type.attr("__module__")).c_str();
+  const std::string name = nb::str(type.attr("__qualname__")).c_str();
+  return module == "builtins" ? name : module + "." + name;
+}
+
+[[noreturn]] void refuse_type(const std::string& text) { throw nb::type_error(text.c_str()); }
+[[noreturn]] void refuse_value(const std::string& text) { throw nb::value_error(text.c_str()); }
+
+std::byte* pointer(const nb::object& number) {
+  void* address = PyLong_AsVoidPtr(number.ptr());
+  if (address == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return static_cast<std::byte*>(address);
+}
+
+std::size_t count(const nb::object& number) {
+  const std::size_t value = PyLong_AsSize_t(number.ptr());
+  if (value == static_cast<std::size_t>(-1) && PyErr_Occurred() != nullptr) {
+    throw nb::python_error();
+  }
+  return value;
+}
+
+const char* contiguous_advice(Use use) {
+  return use == Use::fill ? "read into a contiguous one and copy it there with copy_()"
+                          : "write x.contiguous()";
+}
+
+// Why a tensor that is not on the CPU or not dense cannot be transferred.
+[[noreturn]] void refuse_tensor(nb::handle tensor, const Torch& torch) {
+  const std::string device = nb::str(get(tensor, names().device)).c_str();
+  if (get(tensor, names().layout).ptr() != torch.strided) {
+    refuse_type("a tensor of layout " + std::string(nb::str(get(tensor, names().layout)).c_str()) +
+                " is not one block of memory: transfer x.to_dense(), or its parts one by one");
+  }
+  if (device == "meta") {
+    refuse_type(
+        "a tensor on the meta device has no memory: make one with torch.empty_like(x, "
+        "device='cpu')");
+  }
+  refuse_value("the tensor is on " + device +
+               ", which this build cannot reach: write x.cpu(), or read into a tensor on the CPU "
+               "and copy it there");
+}
+
+}  // namespace
+
+bool is_tensor(nb::handle object) noexcept {
+  const Torch* torch = torch_if_imported();
+  return torch != nullptr && PyType_IsSubtype(Py_TYPE(object.ptr()), torch->tensor) != 0;
+}
+
+std::span<const std::byte> tensor_bytes(nb::handle tensor) noexcept {
+  try {
+    if (!is_tensor(tensor) || !is_true(get(tensor, names().is_cpu))) return {};
+    return {pointer(call(tensor, names().data_ptr)), count(get(tensor, names().nbytes))};
+  } catch (...) {  // a fake tensor and the like
+    PyErr_Clear();
+    return {};
+  }
+}
+
+Buffer::Buffer(nb::handle object, Use use) {
+  if (is_tensor(object)) {
+    take_tensor(object, use);
+  } else if (PyObject_CheckBuffer(object.ptr()) != 0) {
+    take_view(object, use);
+  } else {
+    take_dlpack(object, use);
+  }
+}
+
+void Buffer::take_tensor(nb::handle tensor, Use use) {
+  const Torch& torch = *torch_if_imported();
+  if (get(tensor, names().layout).ptr() != torch.strided || !is_true(get(tensor, names().is_cpu))) {
+    refuse_tensor(tensor, torch);
+  }
+  if (!is_true(call(tensor, names().is_contiguous))) {
+    refuse_value(std::string("the tensor is not contiguous: ") + contiguous_advice(use));
+  }
+  if (is_true(call(tensor, names().is_complex)) && is_true(call(tensor, names().is_conj))) {
+    refuse_value(
+        "the tensor is a conjugate view, whose memory holds other numbers: use "
+        "x.resolve_conj()");
+  }
+  if (is_true(call(tensor, names().is_neg))) {
+    refuse_value(
+        "the tensor is a negative view, whose memory holds other numbers: use "
+        "x.resolve_neg()");
+  }
+  bytes_ = {pointer(call(tensor, names().data_ptr)), count(get(tensor, names().nbytes))};
+  if (bytes_.data() == nullptr && !bytes_.empty()) {
+    refuse_type("a " + kind_of(tensor) + " without memory of its own cannot be transferred");
+  }
+  owner_ = nb::borrow(tensor);
+}
+
+void Buffer::take_view(nb::handle object, Use use) {
+  std::unique_ptr<Py_buffer> view(new Py_buffer{});
+  const int writable = use == Use::fill ? PyBUF_WRITABLE : 0;
+  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_C_CONTIGUOUS | writable) == 0) {
+    view_.reset(view.release());
+    bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
+    return;
+  }
+  const nb::python_error first;
+  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    if (take_array_interface(object, use)) return;
+    throw first;
+  }
+  const bool readonly = view->readonly != 0;
+  PyBuffer_Release(view.get());
+  if (use == Use::fill && readonly) {
+    refuse_value("the " + kind_of(object) +
+                 " is read-only: read into a bytearray, a tensor or an array that may be changed");
+  }
+  refuse_value("the " + kind_of(object) + " is not contiguous: " +
+               (use == Use::fill ? "read into a contiguous one and copy it there"
+                                 : "write numpy.ascontiguousarray(x)"));
+}
+
+// NumPy arrays of types that the buffer protocol does not know: datetime64, bfloat16.
+bool Buffer::take_array_interface(nb::handle object, Use use) {
+  const nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
+  if (interface.is_none()) return false;
+  const nb::object data = interface["data"];
+  if (is_true(data[1]) && use == Use::fill) {
+    refuse_value("the array is read-only: read into one that may be changed");
+  }
+  if (!interface["strides"].is_none()) {
+    refuse_value("the array is not contiguous: use numpy.ascontiguousarray(x)");
+  }
+  bytes_ = {pointer(data[0]), count(get(object, names().nbytes))};
+  owner_ = nb::borrow(object);
+  return true;
+}
+
+void Buffer::take_dlpack(nb::handle object, Use use) {
+  const auto take = [&](const auto& array) {
+    owner_ = nb::borrow(object);
+    bytes_ = {static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data()))),
+              array.nbytes()};
+    view_.reset();
+  };
+  if (nb::hasattr(object, "__dlpack__")) {
+    const int device = nb::cast<int>(nb::object(object.attr("__dlpack_device__")())[0]);
+    if (device != nb::device::cpu::value) {
+      refuse_value("the " + kind_of(object) +
+                   " is on a device that this build cannot reach: bring it to the CPU first");
+    }
+    nb::ndarray<nb::device::cpu, nb::c_contig> array;
+    nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig> fixed;
+    nb::ndarray<nb::ro, nb::device::cpu> any;
+    if (use == Use::fill && nb::try_cast(object, array, false)) return take(array);
+    if (nb::try_cast(object, fixed, false)) {
+      if (use == Use::take) return take(fixed);
+      refuse_value("the " + kind_of(object) + " is read-only: read into another buffer");
+    }
+    if (nb::try_cast(object, any, false)) {
+      refuse_value("the " + kind_of(object) + " is not contiguous: make a contiguous copy");
+    }
+  }
+  refuse_type("a " + kind_of(object) +
+              " has no memory to transfer: give a torch tensor, a NumPy array, a bytearray, a "
+              "memoryview or anything with DLPack (the buffer comes first, then the file)");
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,49 @@
+// The memory of a Python object: a torch tensor, anything with the buffer protocol, or DLPack.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace tensorferry::python {
+
+namespace nb = nanobind;
+
+enum class Use : std::uint8_t { fill, take };  // a read fills memory, a write takes from it
+
+// Keeps the object and its memory alive, and a bytearray from being resized. Made, moved and
+// destroyed with the GIL held.
+class Buffer {
+ public:
+  // Throws TypeError or ValueError that says what to do instead.
+  Buffer(nb::handle object, Use use);
+
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Release {
+    void operator()(Py_buffer* view) const noexcept {
+      PyBuffer_Release(view);
+      delete view;
+    }
+  };
+
+  void take_tensor(nb::handle tensor, Use use);
+  void take_view(nb::handle object, Use use);
+  bool take_array_interface(nb::handle object, Use use);
+  void take_dlpack(nb::handle object, Use use);
+
+  nb::object owner_;
+  std::unique_ptr<Py_buffer, Release> view_;
+  std::span<std::byte> bytes_;
+};
+
+// Whether it is a torch tensor; torch is never imported for the question.
+[[nodiscard]] bool is_tensor(nb::handle object) noexcept;
+
+// The memory of a torch tensor on the CPU, or an empty span if there is none. Never throws.
+[[nodiscard]] std::span<const std::byte> tensor_bytes(nb::handle tensor) noexcept;
+
+}  // namespace tensorferry::python

@@ -1,0 +1,202 @@
+#include <nanobind/stl/string.h>
+
+#include <map>
+
+#include "bindings.h"
+#include "buffer.h"
+#include "unlocked.h"
+
+namespace tensorferry::python {
+
+namespace {
+
+struct PyPinnedBuffer;
+
+// All live ones by their first byte. Guarded by the GIL.
+std::map<const std::byte*, PyPinnedBuffer*>& live_buffers() {
+  static auto& buffers = *new std::map<const std::byte*, PyPinnedBuffer*>();
+  return buffers;
+}
+
+// Exports views of its memory, which keep it alive. `retired` memory has been given up by its user
+// while views of it may live: it counts as ordinary, and goes with the last view.
+struct PyPinnedBuffer {
+  explicit PyPinnedBuffer(std::size_t bytes) : memory(make(bytes)) {
+    live_buffers()[memory.data()] = this;
+  }
+  ~PyPinnedBuffer() {
+    if (memory.data() != nullptr) live_buffers().erase(memory.data());
+  }
+  PyPinnedBuffer(const PyPinnedBuffer&) = delete;
+  PyPinnedBuffer& operator=(const PyPinnedBuffer&) = delete;
+
+  void free() {
+    if (exports > 0) {
+      throw nb::buffer_error("views of this PinnedBuffer are alive; let go of them first");
+    }
+    const std::byte* const first = memory.data();
+    memory.free();
+    live_buffers().erase(first);
+  }
+
+  static PinnedBuffer make(std::size_t bytes) {
+    const Unlocked unlocked;  // zeroing and locking takes time
+    return PinnedBuffer(bytes);
+  }
+
+  PinnedBuffer memory;
+  Py_ssize_t exports = 0;
+  bool retired = false;
+};
+
+PyPinnedBuffer* find_buffer(std::span<const std::byte> bytes) {
+  auto next = live_buffers().upper_bound(bytes.data());
+  if (next == live_buffers().begin()) return nullptr;
+  PyPinnedBuffer* buffer = std::prev(next)->second;
+  const std::byte* const end = buffer->memory.data() + buffer->memory.size();
+  return bytes.data() + bytes.size() <= end ? buffer : nullptr;
+}
+
+int get_buffer(PyObject* object, Py_buffer* view, int flags) {
+  auto* self = nb::inst_ptr<PyPinnedBuffer>(object);
+  if (self->memory.data() == nullptr) {
+    PyErr_SetString(PyExc_BufferError, "this PinnedBuffer has been freed");
+    return -1;
+  }
+  const int got = PyBuffer_FillInfo(view, object, self->memory.data(),
+                                    static_cast<Py_ssize_t>(self->memory.size()), 0, flags);
+  if (got == 0) ++self->exports;
+  return got;
+}
+
+void release_buffer(PyObject* object, Py_buffer* /*view*/) {
+  --nb::inst_ptr<PyPinnedBuffer>(object)->exports;
+}
+
+PyType_Slot buffer_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(&release_buffer)},
+    {0, nullptr},
+};
+
+bool is_pinned_buffer(nb::handle object) {
+  std::span<const std::byte> bytes;
+  if (is_tensor(object)) {
+    bytes = tensor_bytes(object);
+  } else {
+    try {
+      bytes = Buffer(object, Use::take).bytes();
+    } catch (...) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  if (bytes.empty()) return false;
+  if (const PyPinnedBuffer* ours = find_buffer(bytes)) return !ours->retired;
+  if (!is_tensor(object)) return is_pinned(bytes);
+  return nb::cast<bool>(object.attr("is_pinned")());  // by torch itself
+}
+
+// Gives up the memory that begins at `address`: False if it is not (or no longer) ours.
+bool retire(std::uintptr_t address) {
+  const auto found = live_buffers().find(reinterpret_cast<const std::byte*>(address));
+  if (found == live_buffers().end() || found->second->retired) return false;
+  found->second->retired = true;
+  return true;
+}
+
+nb::dict pinned_stats() {
+  std::size_t bytes = 0;
+  std::size_t locked = 0;
+  std::string reason;
+  for (const auto& [first, buffer] : live_buffers()) {
+    bytes += buffer->memory.size();
+    if (buffer->memory.locked()) locked += buffer->memory.size();
+    if (reason.empty()) reason = buffer->memory.lock_reason();
+  }
+  nb::dict stats;
+  stats["pinned_bytes"] = bytes;
+  stats["locked_bytes"] = locked;
+  stats["lock_reason"] = reason;
+  return stats;
+}
+
+std::string describe(const PyPinnedBuffer& self) {
+  if (self.memory.data() == nullptr) return "<tensorferry.PinnedBuffer: freed>";
+  std::string text = "<tensorferry.PinnedBuffer: " + std::to_string(self.memory.size()) + " bytes";
+  text += self.memory.locked() ? ", locked" : ", not locked: " + self.memory.lock_reason();
+  return text + ">";
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& module) {
+  nb::class_<PyPinnedBuffer>(module, "PinnedBuffer", nb::type_slots(buffer_slots),
+                             R"(Page-locked memory, exactly as much as asked, in whole pages.
+
+It has the buffer protocol: give it to NumPy or torch, whose views keep it alive.
+
+>>> import tensorferry
+>>> buffer = tensorferry.PinnedBuffer(1 << 20)
+>>> memoryview(buffer)[:4].tolist()
+[0, 0, 0, 0]
+)")
+      .def(
+          "__init__",
+          [](PyPinnedBuffer* self, nb::handle bytes) {
+            new (self) PyPinnedBuffer(to_bytes(bytes, "bytes"));
+          },
+          nb::arg("bytes"), nb::sig("def __init__(self, bytes: int) -> None"))
+      .def("free", &PyPinnedBuffer::free,
+           "Gives the memory back now. BufferError while views of it are alive; operations in "
+           "flight keep it by themselves.")
+      .def("__len__", [](const PyPinnedBuffer& self) { return self.memory.size(); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> PinnedBuffer"))
+      .def(
+          "__exit__",
+          [](PyPinnedBuffer& self, nb::args) {
+            if (self.memory.data() != nullptr) self.free();
+          },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def_prop_ro("address",
+                   [](const PyPinnedBuffer& self) {
+                     return reinterpret_cast<std::uintptr_t>(self.memory.data());
+                   })
+      .def_prop_ro("locked", [](const PyPinnedBuffer& self) { return self.memory.locked(); })
+      .def_prop_ro(
+          "lock_reason", [](const PyPinnedBuffer& self) { return self.memory.lock_reason(); },
+          "Why it is not locked, the limit and how to raise it; empty if it is.")
+      .def_prop_ro("huge_page_reason",
+                   [](const PyPinnedBuffer& self) { return self.memory.huge_page_reason(); })
+      .def("__repr__", &describe);
+
+  module.def("is_pinned", &is_pinned_buffer, nb::arg("buffer").none(),
+             "Whether all of the buffer is page-locked memory of ours or of torch. False, never an "
+             "error, for what has no memory.");
+  module.def("retire", &retire, nb::arg("address"),
+             "Gives up a PinnedBuffer by its first address; views of it stay valid.");
+  module.def("pinned_stats", &pinned_stats);
+  module.def(
+      "byte_count", [](nb::handle buffer) { return Buffer(buffer, Use::take).bytes().size(); },
+      nb::arg("buffer").none());
+  module.def(
+      "copy",
+      [](nb::handle to, nb::handle from) {
+        const Buffer target(to, Use::fill);
+        const Buffer source(from, Use::take);
+        if (target.bytes().size() != source.bytes().size()) {
+          throw invalid("copy", "the destination holds " + std::to_string(target.bytes().size()) +
+                                    " bytes and the source " +
+                                    std::to_string(source.bytes().size()));
+        }
+        const Unlocked unlocked;
+        copy(target.bytes(), source.bytes());
+      },
+      nb::arg("to").none(), nb::arg("source").none(),
+      nb::sig("def copy(to: object, source: object) -> None"),
+      "Copies memory with the widest instructions of the processor. The two must not overlap.");
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,49 @@
+// The extension module. The doors themselves are in the other files of this folder.
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+#include "buffer.h"
+#include "unlocked.h"
+
+namespace tensorferry::python {
+
+std::uint64_t to_bytes(nb::handle number, const char* name) {
+  const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0 || value < 0) {
+    const std::string text = nb::str(index).c_str();
+    throw invalid("transfer",
+                  std::string(name) + " is " + text + "; it must be from 0 to 9223372036854775807");
+  }
+  return static_cast<std::uint64_t>(value);
+}
+
+}  // namespace tensorferry::python
+
+NB_MODULE(_core, module) {
+  using namespace tensorferry::python;
+  module.doc() = "The extension behind tensorferry; import that instead.";
+  module.attr("__version__") = TENSORFERRY_VERSION;
+  nb::set_leak_warnings(false);  // at exit a thread may still hold what it waits for
+  bind_errors(module);
+  bind_files(module);
+  bind_memory(module);
+  bind_operations(module);
+  bind_handle(module);
+  module.def(
+      "validate",
+      [](nb::handle buffer, nb::handle path, nb::handle offset) {
+        const Buffer memory(buffer, Use::take);
+        const std::string name = to_path(path);
+        const std::uint64_t at = to_bytes(offset, "offset");
+        const Unlocked unlocked;
+        tensorferry::validate(memory.bytes(), name, at);
+      },
+      nb::arg("buffer").none(), nb::arg("path").none(), nb::arg("offset") = 0,
+      nb::sig("def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> "
+              "None"),
+      "Compares the buffer with an ordinary read of the file. OSError (EBADMSG) with the first "
+      "offset that differs.");
+}

@@ -1,0 +1,221 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+
+#include "bindings.h"
+#include "flight.h"
+#include "unlocked.h"
+
+namespace tensorferry::python {
+
+namespace {
+
+using Clock = Operation::Clock;
+
+// How long Ctrl-C may go unnoticed.
+constexpr std::chrono::milliseconds signal_interval{50};
+
+constexpr double longest_wait_seconds = 1e9;
+
+double seconds(std::optional<double> timeout) {
+  if (!timeout) return -1;
+  if (std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
+  return std::max(*timeout, 0.0);
+}
+
+std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
+  if (!self.flight->wait(seconds(timeout))) {
+    PyErr_Format(PyExc_TimeoutError, "the operation is not done after %R s; it goes on",
+                 nb::cast(*timeout).ptr());
+    throw nb::python_error();
+  }
+  return self.flight->operation.bytes();
+}
+
+std::string describe(const PyOperation& self) {
+  const Operation& operation = self.flight->operation;
+  std::string text = "<tensorferry.Operation: ";
+  if (!operation.done()) {
+    text += "in flight, ";
+  } else if (const auto error = operation.error()) {
+    text += std::string("failed: ") + error->what() + ", ";
+  } else {
+    const auto timing = operation.timing();
+    const std::chrono::duration<double, std::milli> took = timing.finished - timing.queued;
+    std::array<char, 32> number{};
+    std::snprintf(number.data(), number.size(), "%.3f", took.count());
+    text += std::string("done in ") + number.data() + " ms, ";
+  }
+  return text + std::to_string(operation.bytes()) + " bytes, " + std::string(operation.engine()) +
+         ">";
+}
+
+// Where operations report that they are done: numbers in a list and a descriptor to wait on. The
+// engine's threads fill it, without Python.
+class Completions {
+ public:
+  Completions() : list_(std::make_shared<List>()) {}
+
+  [[nodiscard]] int descriptor() const noexcept { return list_->descriptor; }
+
+  void watch(const PyOperation& operation, std::uint64_t token) const {
+    operation.flight->operation.when_done([list = list_, token] {
+      const std::lock_guard lock(list->mutex);
+      list->done.push_back(token);
+      const std::uint64_t one = 1;
+      [[maybe_unused]] const ssize_t put = ::write(list->descriptor, &one, sizeof one);
+    });
+  }
+
+  [[nodiscard]] nb::list take() const {
+    std::vector<std::uint64_t> done;
+    {
+      const std::lock_guard lock(list_->mutex);
+      done.swap(list_->done);
+    }
+    nb::list tokens;
+    for (const std::uint64_t token : done) tokens.append(token);
+    return tokens;
+  }
+
+ private:
+  struct List {
+    List() : descriptor(::eventfd(0, EFD_CLOEXEC)) {}
+    ~List() { ::close(descriptor); }
+    List(const List&) = delete;
+    List& operator=(const List&) = delete;
+    const int descriptor;
+    std::mutex mutex;
+    std::vector<std::uint64_t> done;
+  };
+  std::shared_ptr<List> list_;
+};
+
+}  // namespace
+
+bool Flight::wait(double limit_seconds) {
+  const bool endless = limit_seconds < 0 || limit_seconds > longest_wait_seconds;
+  const auto deadline = endless ? Clock::time_point::max()
+                                : Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                     std::chrono::duration<double>(limit_seconds));
+  bool ended = operation.done();
+  while (!ended) {
+    {
+      const Unlocked unlocked;
+      // Only done() and the error below are asked: the wait itself may throw the same error.
+      try {
+        const auto slice = on_main_thread() ? Clock::now() + signal_interval : deadline;
+        ended = operation.wait_until(std::min(slice, deadline));
+      } catch (const Error&) {
+        if (!operation.done()) throw;  // the parent's operation after a fork
+        ended = true;
+      }
+    }
+    if (ended) break;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (Clock::now() >= deadline) return false;
+  }
+  buffers.clear();
+  seen = true;
+  if (auto error = operation.error()) throw Error(*error);
+  return true;
+}
+
+void Flight::cancel_and_reap() {
+  operation.cancel();
+  {
+    const Unlocked unlocked;
+    try {
+      operation.wait();
+    } catch (const Error&) {  // it was cancelled
+    }
+  }
+  buffers.clear();
+  seen = true;
+}
+
+void bind_operations(nb::module_& module) {
+  nb::class_<PyOperation>(module, "Operation",
+                          R"(One transfer under way, or many made by one call.
+
+It completes exactly once: with all its bytes, or with an OSError. The buffer is kept alive until
+then, also if you let go of it. Wait for it, poll it, cancel it, await it.
+
+>>> import tensorferry
+>>> data = bytearray(b"weights")
+>>> with tensorferry.Handle() as handle:
+...     operation = handle.write(data, "weights.bin")
+...     operation.wait(timeout=60)
+7
+)")
+      .def("wait", &wait_or_raise, nb::arg("timeout") = nb::none(),
+           "Blocks until the operation is done, with the GIL released, and returns the number of "
+           "bytes.\n\nRaises its OSError if it failed or was cancelled (errno.ECANCELED), and "
+           "TimeoutError if `timeout` seconds pass first; then it goes on. Ctrl-C raises "
+           "KeyboardInterrupt and the operation goes on.")
+      .def("result", &wait_or_raise, nb::arg("timeout") = nb::none(), "The same as wait().")
+      .def(
+          "done", [](const PyOperation& self) { return self.flight->operation.done(); },
+          "Whether it has ended, in whichever way.")
+      .def(
+          "cancel", [](const PyOperation& self) { self.flight->operation.cancel(); },
+          "Asks for an early end. The buffer is not touched any more once done().")
+      .def(
+          "exception",
+          [](PyOperation& self) -> nb::object {
+            const auto error = self.flight->operation.error();
+            if (self.flight->operation.done()) self.flight->seen = true;
+            return error ? as_exception(*error) : nb::none();
+          },
+          nb::sig("def exception(self) -> OSError | None"),
+          "How it failed; None before done() and after success.")
+      .def(
+          "add_done_callback",
+          [](nb::handle self, nb::handle callback) {
+            nb::module_::import_("tensorferry._callbacks").attr("add")(self, callback);
+          },
+          nb::arg("callback"),
+          nb::sig("def add_done_callback(self, callback: Callable[[Operation], object]) -> None"),
+          "Calls callback(operation) when it is done, on a thread kept for callbacks; at once on "
+          "this one if it is done already.")
+      .def(
+          "__await__",
+          [](nb::handle self) {
+            return nb::module_::import_("tensorferry._callbacks").attr("wait")(self);
+          },
+          nb::sig("def __await__(self) -> Generator[object, None, int]"))
+      .def_prop_ro(
+          "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
+          "Moved so far.")
+      .def_prop_ro(
+          "engine", [](const PyOperation& self) { return self.flight->operation.engine(); },
+          "Which engine moves it: `auto` may choose another for one file.")
+      .def_prop_ro("engine_reason",
+                   [](const PyOperation& self) { return self.flight->operation.engine_reason(); })
+      .def_prop_ro(
+          "seconds",
+          [](const PyOperation& self) -> std::optional<double> {
+            if (!self.flight->operation.done()) return std::nullopt;
+            const auto timing = self.flight->operation.timing();
+            return std::chrono::duration<double>(timing.finished - timing.queued).count();
+          },
+          "From the call to the end; None before done().")
+      .def("__repr__", &describe);
+
+  nb::class_<Completions>(module, "Completions", "For tensorferry._callbacks.")
+      .def(nb::init<>())
+      .def("fileno", &Completions::descriptor)
+      .def("watch", &Completions::watch)
+      .def("take", &Completions::take);
+}
+
+}  // namespace tensorferry::python

@@ -1,0 +1,56 @@
+"""Moves tensors between memory and NVMe files, asynchronously, at the speed of the drive.
+
+>>> import tensorferry
+>>> with tensorferry.Handle() as handle:
+...     handle.write(b"hello", "greeting.bin").wait()
+5
+
+The native interface is Handle, File, PinnedBuffer and Operation. The names of DeepSpeed's async_io
+are in tensorferry.aio and here: aio_handle, aio_read, aio_write, pin_handle. For DeepSpeed itself
+see tensorferry.deepspeed.
+"""
+
+import atexit
+import logging
+import sysconfig
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise ImportError(
+        "tensorferry does not support free-threaded Python yet: "
+        "use the ordinary build of the interpreter (python3.13, not python3.13t)"
+    )
+
+from ._core import (
+    File,
+    Handle,
+    InvalidArgument,
+    Operation,
+    PinnedBuffer,
+    __version__,
+    close_all as _close_all,
+    copy,
+    is_pinned,
+    validate,
+)
+from .aio import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
+
+__all__ = [
+    "File",
+    "Handle",
+    "InvalidArgument",
+    "Operation",
+    "PinnedBuffer",
+    "__version__",
+    "aio_handle",
+    "aio_read",
+    "aio_write",
+    "copy",
+    "deepspeed_memcpy",
+    "gds_handle",
+    "is_pinned",
+    "pin_handle",
+    "validate",
+]
+
+logging.getLogger("tensorferry").addHandler(logging.NullHandler())
+atexit.register(_close_all)

@@ -1,0 +1,293 @@
+"""The extension behind tensorferry; import that instead."""
+
+import os
+
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Literal
+
+_File = str | bytes | os.PathLike | "File" | int
+
+class InvalidArgument(OSError, ValueError):
+    """
+    An argument that cannot be honoured: an OSError with errno EINVAL, and a ValueError.
+    """
+
+class File:
+    """
+    An open file: direct (O_DIRECT) and buffered, as needed.
+
+    A missing file is made when it may be written; an existing one is never cut. Opening once saves
+    the opening at every transfer.
+
+    >>> import tensorferry
+    >>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
+    ...     handle.write_now(b"layer 0", file)
+    ...     file.size
+    7
+    """
+
+    def __init__(self, path: str | bytes | os.PathLike, access: Literal['read', 'write', 'read_write'] = 'read') -> None: ...
+
+    @staticmethod
+    def borrow(descriptor: int) -> File:
+        """
+        Uses a descriptor that the caller keeps and may close at any time. It may be O_DIRECT and of any access; O_APPEND, which ignores offsets, is refused.
+        """
+
+    def close(self) -> None:
+        """Operations in flight keep the file open by themselves."""
+
+    def __enter__(self) -> File: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+    def resize(self, bytes: int) -> None:
+        """Cuts the file or extends it with zeros."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """In bytes, as of now."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether bytes bypass the page cache."""
+
+    @property
+    def direct_reason(self) -> str:
+        """Why not, if not."""
+
+    @property
+    def memory_alignment(self) -> int:
+        """What a transfer in place needs; any other goes through a slot."""
+
+    @property
+    def offset_alignment(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """The request size that suits the device."""
+
+    def __repr__(self) -> str: ...
+
+class PinnedBuffer:
+    """
+    Page-locked memory, exactly as much as asked, in whole pages.
+
+    It has the buffer protocol: give it to NumPy or torch, whose views keep it alive.
+
+    >>> import tensorferry
+    >>> buffer = tensorferry.PinnedBuffer(1 << 20)
+    >>> memoryview(buffer)[:4].tolist()
+    [0, 0, 0, 0]
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+    def free(self) -> None:
+        """
+        Gives the memory back now. BufferError while views of it are alive; operations in flight keep it by themselves.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __enter__(self) -> PinnedBuffer: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def locked(self) -> bool: ...
+
+    @property
+    def lock_reason(self) -> str:
+        """Why it is not locked, the limit and how to raise it; empty if it is."""
+
+    @property
+    def huge_page_reason(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+def is_pinned(buffer: object | None) -> bool:
+    """
+    Whether all of the buffer is page-locked memory of ours or of torch. False, never an error, for what has no memory.
+    """
+
+def retire(address: int) -> bool:
+    """Gives up a PinnedBuffer by its first address; views of it stay valid."""
+
+def pinned_stats() -> dict: ...
+
+def byte_count(buffer: object | None) -> int: ...
+
+def copy(to: object, source: object) -> None:
+    """
+    Copies memory with the widest instructions of the processor. The two must not overlap.
+    """
+
+class Operation:
+    """
+    One transfer under way, or many made by one call.
+
+    It completes exactly once: with all its bytes, or with an OSError. The buffer is kept alive until
+    then, also if you let go of it. Wait for it, poll it, cancel it, await it.
+
+    >>> import tensorferry
+    >>> data = bytearray(b"weights")
+    >>> with tensorferry.Handle() as handle:
+    ...     operation = handle.write(data, "weights.bin")
+    ...     operation.wait(timeout=60)
+    7
+    """
+
+    def wait(self, timeout: float | None = None) -> int:
+        """
+        Blocks until the operation is done, with the GIL released, and returns the number of bytes.
+
+        Raises its OSError if it failed or was cancelled (errno.ECANCELED), and TimeoutError if `timeout` seconds pass first; then it goes on. Ctrl-C raises KeyboardInterrupt and the operation goes on.
+        """
+
+    def result(self, timeout: float | None = None) -> int:
+        """The same as wait()."""
+
+    def done(self) -> bool:
+        """Whether it has ended, in whichever way."""
+
+    def cancel(self) -> None:
+        """Asks for an early end. The buffer is not touched any more once done()."""
+
+    def exception(self) -> OSError | None:
+        """How it failed; None before done() and after success."""
+
+    def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
+        """
+        Calls callback(operation) when it is done, on a thread kept for callbacks; at once on this one if it is done already.
+        """
+
+    def __await__(self) -> Generator[object, None, int]: ...
+
+    @property
+    def bytes(self) -> int:
+        """Moved so far."""
+
+    @property
+    def engine(self) -> str:
+        """Which engine moves it: `auto` may choose another for one file."""
+
+    @property
+    def engine_reason(self) -> str: ...
+
+    @property
+    def seconds(self) -> float | None:
+        """From the call to the end; None before done()."""
+
+    def __repr__(self) -> str: ...
+
+class Completions:
+    """For tensorferry._callbacks."""
+
+    def __init__(self) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def watch(self, arg0: Operation, arg1: int, /) -> None: ...
+
+    def take(self) -> list: ...
+
+class Handle:
+    """
+    What moves tensors: an engine, its workers, its limits.
+
+    All methods may be called from any number of threads at once. Buffers are torch tensors, NumPy
+    arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and alignment; files are
+    paths, File objects or descriptors. Settings that are None follow from the device.
+
+    >>> import tensorferry
+    >>> with tensorferry.Handle() as handle:
+    ...     handle.write_now(b"0123456789", "data.bin")
+    ...     part = bytearray(4)
+    ...     operation = handle.read(part, "data.bin", offset=3)   # returns at once
+    ...     operation.wait()
+    4
+    >>> bytes(part)
+    b'3456'
+    """
+
+    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None) -> None: ...
+
+    def read(self, buffer: object, file: _File, offset: int = 0) -> Operation:
+        """
+        Starts to fill the buffer from the file and returns at once.
+
+        Reading past the end of the file is an error.
+        """
+
+    def write(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
+        """
+        Starts to write the buffer and returns at once.
+
+        The file is made or extended as needed, never cut. `durability` says what must have reached the drive before it is done: nothing, the data, or the data with all metadata and the directory entry.
+        """
+
+    def read_now(self, buffer: object, file: _File, offset: int = 0) -> None:
+        """
+        Fills the buffer and returns when that is done. A small read is made by the calling thread itself.
+        """
+
+    def write_now(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> None:
+        """Writes the buffer and returns when that is done."""
+
+    def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]]) -> Operation:
+        """
+        Reads many (buffer, file, offset) as one operation; neighbours in one file become one request.
+        """
+
+    def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]], durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
+        """
+        Writes many (buffer, file, offset) as one operation. They must not overlap.
+        """
+
+    def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> Operation:
+        """Makes durable what writes that are done have written to the file."""
+
+    def close(self) -> None:
+        """
+        Waits for all operations and ends. Raises the first failure that nobody has seen.
+        """
+
+    def __enter__(self) -> Handle: ...
+
+    def __exit__(self, type: object, value: object, traceback: object, /) -> None:
+        """As close(); after an exception what is in flight is cancelled instead."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def engine(self) -> str:
+        """The engine in use, or that will be once something is queued."""
+
+    @property
+    def engine_reason(self) -> str:
+        """Why that one."""
+
+    def stats(self) -> dict:
+        """What it has done so far: every retry and every fallback is counted."""
+
+    def __repr__(self) -> str: ...
+
+def close_all() -> None:
+    """For the end of the interpreter."""
+
+def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> None:
+    """
+    Compares the buffer with an ordinary read of the file. OSError (EBADMSG) with the first offset that differs.
+    """

@@ -1,0 +1,396 @@
+"""The names, orders, returns and defaults of DeepSpeed's async_io, over tensorferry.Handle.
+
+Every failure is an OSError. torch is imported only by what makes tensors.
+"""
+
+import errno
+import operator
+import threading
+import time
+
+from . import _core
+from ._core import File, Handle, InvalidArgument
+
+__all__ = [
+    "aio_handle",
+    "aio_read",
+    "aio_write",
+    "deepspeed_memcpy",
+    "gds_handle",
+    "pin_handle",
+]
+
+
+def _settings(block_size, queue_depth, single_submit, overlap_events, workers):
+    return dict(
+        block_bytes=block_size,
+        queue_depth=queue_depth,
+        workers=workers,
+        submit="single" if single_submit else "batch",
+        overlap=bool(overlap_events),
+    )
+
+
+def _report(start, transferred, verbose):
+    if verbose:
+        call = time.perf_counter() - start
+        aio = transferred - start
+        print(f"Elapsed time(usec): aio = {aio * 1e6} call = {call * 1e6}", flush=True)
+
+
+def _wrong_size(filename, size, wanted):
+    error = InvalidArgument(
+        errno.EINVAL,
+        f"read: the file holds {size} bytes and the buffer {wanted}; they must be equal "
+        "(a Handle reads parts)",
+        filename,
+    )
+    error.operation, error.offset, error.length, error.hint = "read", 0, wanted, error.strerror
+    return error
+
+
+def aio_read(
+    buffer,
+    filename,
+    block_size=1048576,
+    queue_depth=128,
+    single_submit=False,
+    overlap_events=True,
+    validate=False,
+    *,
+    verbose=False,
+):
+    """Fills the buffer from a file of exactly its size and returns 0.
+
+    validate=True compares with an ordinary read and raises at the first offset that differs.
+    verbose=True prints how long the transfer and the whole call took.
+    """
+    start = time.perf_counter()
+    with (
+        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events, 1)) as handle,
+        File(filename) as file,
+    ):
+        size, wanted = file.size, _core.byte_count(buffer)
+        if size != wanted:
+            raise _wrong_size(filename, size, wanted)
+        handle.read_now(buffer, file)
+    transferred = time.perf_counter()
+    if validate:
+        _core.validate(buffer, filename)
+    _report(start, transferred, verbose)
+    return 0
+
+
+def aio_write(
+    buffer,
+    filename,
+    block_size=1048576,
+    queue_depth=128,
+    single_submit=False,
+    overlap_events=True,
+    validate=False,
+    *,
+    verbose=False,
+):
+    """Leaves a file that holds exactly the buffer and returns 0. See aio_read()."""
+    start = time.perf_counter()
+    with (
+        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events, 1)) as handle,
+        File(filename, "write") as file,
+    ):
+        handle.write_now(buffer, file)
+        size = _core.byte_count(buffer)
+        if file.size > size:
+            file.resize(size)
+    transferred = time.perf_counter()
+    if validate:
+        _core.validate(buffer, filename)
+    _report(start, transferred, verbose)
+    return 0
+
+
+def deepspeed_memcpy(dest, src):
+    """Copies the bytes of src to dest, which must be of the same size. Returns 0."""
+    _core.copy(dest, src)
+    return 0
+
+
+class pin_handle:
+    """Page-locked tensors, known to every handle of the process.
+
+    >>> import tensorferry, torch
+    >>> pin = tensorferry.pin_handle()
+    >>> tensor = pin.new_cpu_locked_tensor(1000, torch.empty(0, dtype=torch.bfloat16))
+    >>> pin.is_pinned(tensor[10:20])
+    True
+    """
+
+    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
+        """A 1-D CPU tensor of the example's dtype at the start of its own page-locked pages.
+
+        It is freed by free_cpu_locked_tensor() or when it and all its views are gone.
+        """
+        import torch
+
+        # DeepSpeed has published the keyword as example_tenosr.
+        example = misspelt.pop("example_tenosr", example_tensor)
+        if misspelt or example is None:
+            wrong = ", ".join(misspelt) or "none"
+            raise TypeError(f"new_cpu_locked_tensor() needs example_tensor; got {wrong}")
+        num_elem = operator.index(num_elem)
+        if num_elem < 0:
+            raise ValueError(f"num_elem is {num_elem}; it must not be negative")
+        # At least a byte, so that an empty tensor has an address of its own too.
+        pages = _core.PinnedBuffer(max(1, num_elem * example.dtype.itemsize))
+        storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+        # Set, not viewed: DeepSpeed ties a finalizer to it, so it must be a root.
+        return torch.empty(0, dtype=example.dtype).set_(storage, 0, (num_elem,))
+
+    def free_cpu_locked_tensor(self, locked_tensor):
+        """True if the tensor begins one of ours that was not freed before, else False.
+
+        The memory goes when operations in flight and views of it are done with it.
+        """
+        try:
+            if not locked_tensor.is_cpu or locked_tensor.storage_offset() != 0:
+                return False
+            return _core.retire(locked_tensor.untyped_storage().data_ptr())
+        except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or without memory
+            return False
+
+    def free_cpu_locked_tensor_by_ptr(self, address):
+        """The same by the tensor's data_ptr()."""
+        return _core.retire(address)
+
+    def is_pinned(self, buffer):
+        """Whether all of the buffer is page-locked: by any handle of this process, or by torch.
+
+        False, never an error, for an empty tensor and for one on another device.
+        """
+        return _core.is_pinned(buffer)
+
+
+class aio_handle:
+    """DeepSpeed's aio_handle over a tensorferry.Handle.
+
+    Any buffer, size, alignment and offset will do. Calls from many threads are fine; a synchronous
+    call completes its own operation only. queue_depth is per worker, of which there are
+    intra_op_parallelism.
+
+    >>> import tensorferry
+    >>> handle = tensorferry.aio_handle()
+    >>> handle.async_pwrite(b"layer 0", "layers.bin"), handle.async_pwrite(b"layer 1", "layers.bin", 7)
+    (0, 0)
+    >>> handle.wait()
+    2
+    """
+
+    def __init__(
+        self,
+        block_size=1048576,
+        queue_depth=128,
+        single_submit=False,
+        overlap_events=False,
+        intra_op_parallelism=1,
+    ):
+        self._handle = Handle(
+            **_settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
+        )
+        self._block_size = block_size
+        self._queue_depth = queue_depth
+        self._single_submit = bool(single_submit)
+        self._overlap_events = bool(overlap_events)
+        self._intra_op_parallelism = intra_op_parallelism
+        self._lock = threading.Lock()
+        self._pending = []  # (operation, None or what to validate)
+
+    def __repr__(self):
+        return (
+            f"<tensorferry.aio_handle: block_size={self._block_size}, "
+            f"queue_depth={self._queue_depth}, single_submit={self._single_submit}, "
+            f"overlap_events={self._overlap_events}, "
+            f"intra_op_parallelism={self._intra_op_parallelism}, {len(self._pending)} pending, "
+            f"engine {self.engine}>"
+        )
+
+    def get_block_size(self):
+        return self._block_size
+
+    def get_queue_depth(self):
+        return self._queue_depth
+
+    def get_single_submit(self):
+        return self._single_submit
+
+    def get_overlap_events(self):
+        return self._overlap_events
+
+    def get_intra_op_parallelism(self):
+        return self._intra_op_parallelism
+
+    def get_alignment(self):
+        """What DeepSpeed's FastFileWriter rounds to. A hint: any size and offset will do."""
+        return 512 * self._intra_op_parallelism
+
+    @property
+    def engine(self):
+        """The engine in use."""
+        return self._handle.engine
+
+    @property
+    def engine_reason(self):
+        """Why that one."""
+        return self._handle.engine_reason
+
+    def stats(self):
+        """What it has done so far, and how much page-locked memory the process has."""
+        return self._handle.stats() | _core.pinned_stats()
+
+    def read(self, buffer, filename, validate, file_offset=0):
+        """Reads and returns 0."""
+        self._now(self._handle.read_now, buffer, filename, validate, file_offset)
+        return 0
+
+    def write(self, buffer, filename, validate, file_offset=0):
+        """Writes and returns 0. Never cuts the file."""
+        self._now(self._handle.write_now, buffer, filename, validate, file_offset)
+        return 0
+
+    def pread(self, buffer, filename, validate, *args, **kwargs):
+        """pread(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
+        is_async, file_offset = _async_and_offset(args, kwargs)
+        if is_async:
+            return self._start(self._handle.read, buffer, filename, validate, file_offset)
+        self._now(self._handle.read_now, buffer, filename, validate, file_offset)
+        return 1
+
+    def pwrite(self, buffer, filename, validate, *args, **kwargs):
+        """pwrite(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
+        is_async, file_offset = _async_and_offset(args, kwargs)
+        if is_async:
+            return self._start(self._handle.write, buffer, filename, validate, file_offset)
+        self._now(self._handle.write_now, buffer, filename, validate, file_offset)
+        return 1
+
+    def sync_pread(self, buffer, filename, file_offset=0):
+        """Reads and returns 1."""
+        self._handle.read_now(buffer, filename, file_offset)
+        return 1
+
+    def sync_pwrite(self, buffer, filename, file_offset=0):
+        """Writes and returns 1."""
+        self._handle.write_now(buffer, filename, file_offset)
+        return 1
+
+    def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
+        """Starts to read and returns 0; wait() counts it. `filename` may be a descriptor."""
+        return self._start(self._handle.read, buffer, _one_of(filename, fd), False, file_offset)
+
+    def async_pwrite(self, buffer, filename=None, file_offset=0, *, fd=None):
+        """Starts to write and returns 0; wait() counts it. `filename` may be a descriptor."""
+        return self._start(self._handle.write, buffer, _one_of(filename, fd), False, file_offset)
+
+    def wait(self):
+        """Waits for what was started since the last wait() and returns how many that were.
+
+        If some failed, all have ended; the first error is raised and has the others in `.others`.
+        """
+        with self._lock:
+            pending, self._pending = self._pending, []
+        failures = []
+        for done, (operation, check) in enumerate(pending):
+            try:
+                operation.wait()
+                if check is not None:
+                    _core.validate(*check)
+            except OSError as failure:
+                failures.append(failure)
+            except BaseException:  # Ctrl-C: what was not waited for stays pending
+                with self._lock:
+                    self._pending[:0] = pending[done:]
+                raise
+        if failures:
+            first = failures[0]
+            first.others = tuple(failures[1:])
+            if first.others and hasattr(first, "add_note"):
+                for other in first.others:
+                    first.add_note(f"and: {other}")
+            raise first
+        return len(pending)
+
+    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
+        """See pin_handle.new_cpu_locked_tensor()."""
+        return _pins.new_cpu_locked_tensor(num_elem, example_tensor, **misspelt)
+
+    def free_cpu_locked_tensor(self, tensor):
+        """See pin_handle.free_cpu_locked_tensor()."""
+        return _pins.free_cpu_locked_tensor(tensor)
+
+    def is_pinned(self, buffer):
+        """See pin_handle.is_pinned()."""
+        return _core.is_pinned(buffer)
+
+    def _now(self, transfer, buffer, filename, validate, file_offset):
+        transfer(buffer, filename, file_offset)
+        if validate:
+            _core.validate(buffer, filename, file_offset)
+
+    def _start(self, transfer, buffer, file, validate, file_offset):
+        operation = transfer(buffer, file, file_offset)
+        check = (buffer, file, file_offset) if validate else None
+        with self._lock:
+            self._pending.append((operation, check))
+        return 0
+
+
+class gds_handle(aio_handle):
+    """DeepSpeed's gds_handle. CPU memory moves as with aio_handle."""
+
+    @staticmethod
+    def available():
+        """Whether tensors of a GPU can be moved. Not by this build."""
+        return False
+
+    def get_alignment(self):
+        """As in DeepSpeed: 512, whatever the number of workers."""
+        return 512
+
+    def new_pinned_device_tensor(self, num_elem, example_tensor):
+        """A 1-D tensor of the example's dtype on the current CUDA device."""
+        raise _no_gpu("new_pinned_device_tensor")
+
+    def free_pinned_device_tensor(self, tensor):
+        """Frees a tensor of new_pinned_device_tensor()."""
+        raise _no_gpu("free_pinned_device_tensor")
+
+    def pin_device_tensor(self, tensor):
+        """Registers a tensor of a GPU for direct transfers."""
+        raise _no_gpu("pin_device_tensor")
+
+    def unpin_device_tensor(self, tensor):
+        """Undoes pin_device_tensor()."""
+        raise _no_gpu("unpin_device_tensor")
+
+
+def _no_gpu(what):
+    return OSError(errno.EOPNOTSUPP, f"{what}: this build of tensorferry does not reach GPUs yet")
+
+
+_pins = pin_handle()
+
+
+def _one_of(filename, fd):
+    if (filename is None) == (fd is None):
+        raise TypeError("give a filename or a descriptor (fd)")
+    return filename if fd is None else fd
+
+
+def _async_and_offset(args, kwargs):
+    # `async` is a keyword of Python, so it comes by position or as **{"async": ...}.
+    named = dict(zip(("async", "file_offset"), args))
+    if len(args) > 2 or named.keys() & kwargs.keys() or kwargs.keys() - {"async", "file_offset"}:
+        raise TypeError("the arguments are (buffer, filename, validate, async, file_offset=0)")
+    named |= kwargs
+    if "async" not in named:
+        raise TypeError("the argument 'async' is missing")
+    return named["async"], named.get("file_offset", 0)

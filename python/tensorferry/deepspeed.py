@@ -1,0 +1,138 @@
+"""DeepSpeed on tensorferry: enable() and its op builders hand out our classes, with no JIT build.
+
+>>> import tensorferry.deepspeed
+>>> tensorferry.deepspeed.enable()                    # before or after `import deepspeed`
+>>> from deepspeed.ops.op_builder import AsyncIOBuilder
+>>> AsyncIOBuilder().load().aio_handle
+<class 'tensorferry.aio.aio_handle'>
+>>> tensorferry.deepspeed.disable()
+
+async_io, gds and pin_memory are replaced, other ops are untouched. With no change to a program, set
+TENSORFERRY_DEEPSPEED=1 in its environment; `ds_report` then shows the ops as compatible.
+"""
+
+import functools
+import importlib
+import sys
+import types
+
+from . import _core, aio
+
+__all__ = ["disable", "enable"]
+
+_undo = None  # what disable() has to call, newest last; None when not enabled
+
+
+def enable() -> None:
+    """Makes DeepSpeed use tensorferry for NVMe and page-locked memory in this process."""
+    global _undo
+    if _undo is not None:
+        return
+    try:
+        builders = importlib.import_module("deepspeed.ops.op_builder")
+    except ModuleNotFoundError as missing:
+        if missing.name != "deepspeed":
+            raise
+        raise ModuleNotFoundError(
+            "deepspeed is not installed: pip install deepspeed", name="deepspeed"
+        ) from None
+    _undo = []
+    try:
+        _replace_builders(builders)
+        _add_functions()
+        _mark_compatible()
+    except BaseException:
+        disable()
+        raise
+
+
+def disable() -> None:
+    """Gives DeepSpeed its own ops back. Handles that were handed out go on working."""
+    global _undo
+    for undo in reversed(_undo or []):
+        undo()
+    _undo = None
+
+
+def _set(owner, name, value):
+    """setattr() that disable() takes back."""
+    missing = object()
+    before = vars(owner).get(name, missing)
+    setattr(owner, name, value)
+    if before is missing:
+        _undo.append(lambda: delattr(owner, name))
+    else:
+        _undo.append(lambda: setattr(owner, name, before))
+
+
+@functools.cache
+def _op(name):
+    """What a builder's load() returns: DeepSpeed's extension module, as far as anyone sees."""
+    op = types.ModuleType(f"tensorferry.deepspeed.{name}")
+    op.__file__ = _core.__file__  # DeepSpeed opens it with ctypes
+    if name == "pin_memory":
+        op.pin_handle = aio.pin_handle
+        return op
+    # Under DeepSpeed's own names the timing line is printed, as its functions do.
+    op.aio_read = functools.partial(aio.aio_read, verbose=True)
+    op.aio_write = functools.partial(aio.aio_write, verbose=True)
+    op.deepspeed_memcpy = aio.deepspeed_memcpy
+    op.aio_handle = aio.aio_handle
+    if name == "gds":
+        op.gds_handle = aio.gds_handle
+    return op
+
+
+def _compatible(name):
+    return name != "gds" or aio.gds_handle.available()
+
+
+def _replace_builders(builders):
+    for name, builder_name in (
+        ("async_io", "AsyncIOBuilder"),
+        ("gds", "GDSBuilder"),
+        ("pin_memory", "PinMemoryBuilder"),
+    ):
+        builder = getattr(builders, builder_name)
+        if getattr(builder, "NAME", None) != name:
+            # The accelerator has none and lends a class that stands for every op it lacks. Modules
+            # have bound that class under this name already.
+            ours = type(builder_name, (builder,), {"NAME": name})
+            for module in [m for key, m in sys.modules.items() if key.startswith("deepspeed.")]:
+                if vars(module).get(builder_name) is builder:
+                    _set(module, builder_name, ours)
+            builder = ours
+        _set(builder, "load", lambda self, verbose=True, name=name: _op(name))
+        _set(builder, "is_compatible", lambda self, verbose=False, name=name: _compatible(name))
+
+
+def _add_functions():
+    # DeepSpeed documents aio_read and aio_write here and does not have them.
+    module = importlib.import_module("deepspeed.ops.aio")
+    for name in ("aio_read", "aio_write", "aio_handle"):
+        _set(module, name, getattr(_op("async_io"), name))
+
+
+def _mark_compatible():
+    # The table is made at first use, by probing compilers. Neither force that nor miss it.
+    ops = importlib.import_module("deepspeed.ops")
+    ours = {name: _compatible(name) for name in ("async_io", "gds", "pin_memory")}
+    made = vars(ops).get("__compatible_ops__")
+    if made is not None:
+        _set(ops, "__compatible_ops__", made | ours)
+        return
+    make = vars(ops).get("__getattr__")
+    if make is None:
+        return
+
+    def lookup(name):
+        value = make(name)
+        if name == "__compatible_ops__":
+            value.update(ours)
+        return value
+
+    def forget():
+        vars(ops).pop("__compatible_ops__", None)
+
+    _set(ops, "__getattr__", lookup)
+    _undo.append(forget)

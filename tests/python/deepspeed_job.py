@@ -1,0 +1,55 @@
+"""A rank of a ZeRO-3 training, as a DeepSpeed user writes it. Prints losses to the last bit.
+
+python deepspeed_job.py CONFIG.json [steps=N] [save=DIR] [load=DIR]
+"""
+
+import json
+import os
+import sys
+
+import torch
+
+import deepspeed
+
+
+def main():
+    options = dict(word.split("=") for word in sys.argv[2:])
+    with open(sys.argv[1]) as file:
+        config = json.load(file)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 1024),
+            torch.nn.GELU(), torch.nn.Linear(1024, 16),
+        )
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    if "load" in options:
+        engine.load_checkpoint(options["load"])
+    rank = int(os.environ["RANK"])
+    generator = torch.Generator().manual_seed(1234 + rank)
+    for step in range(int(options.get("steps", 10))):
+        batch = torch.randn(8, 256, generator=generator, dtype=torch.bfloat16)
+        if step < int(options.get("skip", 0)):
+            continue
+        loss = engine(batch).float().pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        print("loss", step, loss.item().hex(), flush=True)
+    if "save" in options:
+        engine.save_checkpoint(options["save"])
+    if os.environ.get("REPORT_HANDLES"):
+        import gc
+
+        import tensorferry
+
+        handles = [o for o in gc.get_objects() if isinstance(o, tensorferry.aio_handle)]
+        moved = {key: sum(h.stats()[key] for h in handles)
+                 for key in ("read_bytes", "written_bytes")}
+        print("moved", json.dumps(moved), flush=True)
+    deepspeed.comm.barrier()
+    torch.distributed.destroy_process_group()
+
+
+main()

@@ -1,0 +1,31 @@
+"""Programs in processes of their own, and how often to try."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def runs(ordinary):
+    """How often a test of chances is repeated: ten times as often in `make soak`."""
+    return ordinary * (10 if os.environ.get("TENSORFERRY_SOAK") else 1)
+
+
+def run_python(code, *args, timeout=120, **env):
+    """Runs a program in a process of its own and returns what it was and what it said."""
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        env=os.environ | env,
+    )
+
+
+def check_python(code, *args, **options):
+    """The same for a program that must succeed in silence; returns what it printed."""
+    done = run_python(code, *args, **options)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == "", done.stderr
+    return done.stdout

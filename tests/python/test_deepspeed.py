@@ -1,0 +1,287 @@
+"""Real DeepSpeed on tensorferry: its builders, its ZeRO-Infinity, its FastFileWriter."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+from programs import run_python
+
+JOB = Path(__file__).with_name("deepspeed_job.py")
+
+
+def python(code, *args, **env):
+    done = run_python(code, *args, timeout=600, DS_ACCELERATOR="cpu", **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- builders ------------------------------------------------------------------------------------
+
+CHECK = """
+from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder, GDSBuilder
+import deepspeed.ops.aio, deepspeed.ops.gds, deepspeed.ops.pin_memory
+import deepspeed.runtime.swap_tensor.partitioned_param_swapper as swapper
+for builder in (AsyncIOBuilder, deepspeed.ops.aio.AsyncIOBuilder, swapper.AsyncIOBuilder):
+    assert builder().load().aio_handle is tensorferry.aio_handle
+    assert builder().is_compatible()
+for builder in (GDSBuilder, deepspeed.ops.gds.GDSBuilder, swapper.GDSBuilder):
+    assert builder().load(verbose=False).gds_handle is tensorferry.gds_handle
+for builder in (PinMemoryBuilder, deepspeed.ops.pin_memory.PinMemoryBuilder):
+    assert builder().load().pin_handle is tensorferry.pin_handle
+    assert builder().is_compatible()
+compatible = deepspeed.ops.__compatible_ops__
+assert compatible["async_io"] and compatible["pin_memory"] and compatible[GDSBuilder.NAME] is False
+from deepspeed.ops.op_builder import UtilsBuilder, FusedLambBuilder
+for other in (UtilsBuilder, FusedLambBuilder):
+    try:
+        other().load()
+    except ValueError:
+        pass
+    else:
+        raise SystemExit("an op that is not ours was touched")
+"""
+
+
+@pytest.mark.parametrize("first", ["tensorferry", "deepspeed"])
+def test_enable_before_and_after_the_import(first):
+    imports = ["import deepspeed", "import tensorferry.deepspeed; tensorferry.deepspeed.enable()"]
+    if first == "tensorferry":
+        imports.reverse()
+    python("\n".join(imports) + CHECK)
+
+
+def test_disable_gives_everything_back():
+    python(
+        """
+import deepspeed, tensorferry.deepspeed
+import deepspeed.ops.aio, deepspeed.ops.gds
+import deepspeed.runtime.swap_tensor.partitioned_param_swapper as swapper
+from deepspeed.ops.op_builder import AsyncIOBuilder
+modules = [deepspeed.ops.op_builder, deepspeed.ops.aio, deepspeed.ops.gds, swapper, deepspeed.ops]
+before = [dict(vars(module)) for module in modules]
+builder = dict(vars(AsyncIOBuilder))
+for _ in range(2):
+    tensorferry.deepspeed.enable()
+    tensorferry.deepspeed.enable()
+    assert AsyncIOBuilder().load().aio_handle is tensorferry.aio_handle
+    tensorferry.deepspeed.disable()
+    tensorferry.deepspeed.disable()
+    assert [dict(vars(module)) for module in modules] == before
+    assert dict(vars(AsyncIOBuilder)) == builder
+"""
+    )
+
+
+def test_the_environment_variable_needs_no_code(tmp_path):
+    """The .pth file stands in for the installed one."""
+    start = Path(__file__).resolve().parents[2] / "python/tensorferry-deepspeed.pth"
+    code = start.read_text() + "import deepspeed, tensorferry" + CHECK
+    python(code, TENSORFERRY_DEEPSPEED="1")
+    done = run_python(start.read_text() + "import sys; print('tensorferry' in sys.modules)")
+    assert done.stdout == "False\n"
+    report = python(
+        start.read_text() + "from deepspeed.env_report import op_report; op_report()",
+        TENSORFERRY_DEEPSPEED="1",
+    )
+    plain = re.sub(r"\x1b\[\d+m", "", report)
+    assert re.search(r"async_io \.+ .*\[OKAY\]", plain), plain
+    assert re.search(r"pin_memory \.+ .*\[OKAY\]", plain), plain
+
+
+def test_without_deepspeed_the_error_says_what_to_do():
+    done = run_python(
+        """
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "deepspeed":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name="deepspeed")
+        sys.meta_path.insert(0, Absent())
+        import tensorferry.deepspeed
+        tensorferry.deepspeed.enable()
+        """
+    )
+    assert "pip install deepspeed" in done.stderr
+
+
+def test_the_published_example_runs_unchanged(tmp_path):
+    """As it stands in DeepSpeed's documentation, but for .cuda() and the directory."""
+    out = python(
+        f"""
+import tensorferry.deepspeed; tensorferry.deepspeed.enable()
+import torch
+from deepspeed.ops.aio import aio_write, aio_read
+
+# Write tensor to NVMe
+tensor = torch.randn(1024, 1024)
+tensor_cpu = tensor.cpu()
+aio_write(tensor_cpu,
+         "{tmp_path}/checkpoint.pt",
+         block_size=1024*1024,      # 1MB blocks
+         queue_depth=128,
+         single_submit=False,
+         overlap_events=True,
+         validate=False)
+
+# Read tensor from NVMe
+buffer = torch.empty_like(tensor_cpu)
+aio_read(buffer,
+        "{tmp_path}/checkpoint.pt",
+        block_size=1024*1024,
+        queue_depth=128,
+        single_submit=False,
+        overlap_events=True,
+        validate=True)  # Verify correctness
+
+# Simple write with default settings
+aio_write(tensor_cpu, "{tmp_path}/state.pt", 128*1024, 32, False, False, False)
+assert torch.equal(tensor, buffer)
+"""
+    )
+    assert len(re.findall(r"^Elapsed time\(usec\): aio = \S+ call = \S+$", out, re.M)) == 3
+
+
+# ---- ZeRO-Infinity -------------------------------------------------------------------------------
+
+
+def config(tmp_path, optimizer, parameters):
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme"), "pin_memory": True}
+    cpu = {"device": "cpu", "pin_memory": True}
+    made = {
+        "train_micro_batch_size_per_gpu": 8,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "sub_group_size": 300_000,
+            "offload_optimizer": nvme | {"buffer_count": 4} if optimizer == "nvme" else cpu,
+            "offload_param": nvme | {"buffer_count": 8, "buffer_size": 2_000_000}
+            if parameters == "nvme" else cpu,
+        },
+        "aio": {"block_size": 262144, "queue_depth": 8, "intra_op_parallelism": 1,
+                "single_submit": False, "overlap_events": True},
+    }
+    path = tmp_path / f"{optimizer}_{parameters}.json"
+    path.write_text(json.dumps(made))
+    return path
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def train(config_path, ranks=1, ours=True, **options):
+    """Losses by rank, and what moved through us."""
+    port = free_port()
+    start = "import tensorferry.deepspeed; tensorferry.deepspeed.enable();" if ours else ""
+    words = [f"{key}={value}" for key, value in options.items()]
+    processes = []
+    for rank in range(ranks):
+        env = os.environ | dict(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port), DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1",
+            REPORT_HANDLES="1" if ours else "",
+        )
+        code = f"{start}import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+        processes.append(subprocess.Popen(
+            [sys.executable, "-c", code, str(JOB), str(config_path), *words],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    results = []
+    for process in processes:
+        out, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, out[-5000:]
+        losses = re.findall(r"^loss (\d+) (\S+)$", out, re.M)
+        moved = json.loads(re.search(r"^moved (.*)$", out, re.M)[1]) if ours else None
+        results.append((losses, moved))
+    return results
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """The same training with everything in CPU memory."""
+    place = tmp_path_factory.mktemp("reference")
+    kept = {}
+
+    def losses(ranks):
+        if ranks not in kept:
+            results = train(config(place, "cpu", "cpu"), ranks, ours=False)
+            kept[ranks] = [losses for losses, _ in results]
+        return kept[ranks]
+
+    return losses
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_zero_infinity_gives_the_same_losses_to_the_last_bit(tmp_path, reference, ranks):
+    results = train(config(tmp_path, "nvme", "nvme"), ranks)
+    assert [losses for losses, _ in results] == reference(ranks)
+    assert len(results[0][0]) == 10
+    for _, moved in results:
+        assert moved["read_bytes"] > 10 * 4_000_000 / ranks
+        assert moved["written_bytes"] > 10 * 4_000_000 / ranks
+
+
+@pytest.mark.parametrize("optimizer,parameters", [("nvme", "cpu"), ("cpu", "nvme")])
+def test_only_the_optimizer_or_only_the_parameters(tmp_path, reference, optimizer, parameters):
+    ((losses, moved),) = train(config(tmp_path, optimizer, parameters))
+    assert [losses] == reference(1)
+    assert moved["read_bytes"] > 0 and moved["written_bytes"] > 0
+
+
+def test_a_checkpoint_is_saved_and_resumed(tmp_path, reference):
+    settings = config(tmp_path, "nvme", "cpu")
+    ((first, _),) = train(settings, steps=5, save=tmp_path / "saved")
+    ((second, _),) = train(settings, load=tmp_path / "saved", skip=5)
+    assert [first + second] == reference(1)
+
+
+# ---- FastFileWriter ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_fast_file_writer(tmp_path, double):
+    python(
+        """
+import sys
+import tensorferry.deepspeed; tensorferry.deepspeed.enable()
+import torch
+from deepspeed.io import fast_file_writer
+from deepspeed.ops.op_builder import AsyncIOBuilder
+
+class Utils:   # the op that the CPU accelerator lacks
+    @staticmethod
+    def cast_to_byte_tensor(tensors):
+        one = lambda t: t if t.nbytes <= 1 else t.contiguous().view(-1).view(torch.uint8)
+        return [one(t) for t in tensors] if isinstance(tensors, list) else one(tensors)
+class UtilsBuilder:
+    def load(self, verbose=False):
+        return Utils
+fast_file_writer.UtilsBuilder = UtilsBuilder
+
+path, double = sys.argv[1], sys.argv[2] == "True"
+handle = AsyncIOBuilder().load().aio_handle(65536, 8, False, True, 2)
+pinned = handle.new_cpu_locked_tensor(1 << 20, torch.empty(0, dtype=torch.uint8))
+config = fast_file_writer.FastFileWriterConfig(dnvme_handle=handle, pinned_tensor=pinned, double_buffer=double)
+state = {"weight": torch.randn(700, 1001), "bias": torch.randn(13), "step": 5}
+writer = fast_file_writer.FastFileWriter(file_path=path, config=config)
+torch.save(state, f=writer, _use_new_zipfile_serialization=False)
+writer.close()
+loaded = torch.load(path)
+assert torch.equal(loaded["weight"], state["weight"]) and torch.equal(loaded["bias"], state["bias"])
+assert loaded["step"] == 5
+assert handle.stats()["written_bytes"] >= 2 << 20
+""",
+        tmp_path / "state.pt",
+        double,
+    )

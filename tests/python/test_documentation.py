@@ -1,0 +1,71 @@
+"""Docstrings have examples, and they run; the README's Python runs too."""
+
+import doctest
+import inspect
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import tensorferry
+import tensorferry.aio
+import tensorferry.deepspeed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run_examples(owner, name):
+    finder = doctest.DocTestFinder(recurse=False)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in finder.find(owner, name, module=False, globs={}):
+        runner.run(test)
+    return runner.summarize(verbose=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "Handle", "File", "Operation", "PinnedBuffer", "aio_handle", "pin_handle"],
+)
+def test_examples(name):
+    owner = getattr(tensorferry, name) if name else tensorferry
+    result = run_examples(owner, name or "tensorferry")
+    assert result.attempted > 0 and result.failed == 0
+
+
+def test_examples_with_deepspeed():
+    pytest.importorskip("deepspeed")
+    from programs import run_python
+
+    done = run_python(
+        "import doctest, tensorferry.deepspeed as d; print(doctest.testmod(d))",
+        DS_ACCELERATOR="cpu",
+        timeout=300,
+    )
+    assert re.search(r"failed=0, attempted=[1-9]", done.stdout), done.stdout + done.stderr
+
+
+def test_everything_public_is_explained():
+    for name in tensorferry.__all__:
+        thing = getattr(tensorferry, name)
+        if name.startswith("__"):
+            continue
+        assert inspect.getdoc(thing), name
+        if inspect.isclass(thing) and not issubclass(thing, Exception):
+            for member, value in vars(thing).items():
+                if member.startswith("_") or member.startswith("get_"):
+                    continue
+                if callable(value):
+                    assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_the_readme():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
