@@ -54,8 +54,9 @@ bench: ## Measure the core on this machine and write a report (ARGS=... goes to 
 	@$(build_all)
 	@$(PY) benchmarks/bench.py $(ARGS)
 
-compare: ## Measure against fio and the targets (ARGS=... goes to compare.py)
+compare: ## Measure against fio, DeepSpeed and the targets (ARGS=... goes to compare.py)
 	@$(SETUP) packages build test
+	@$(SETUP) venv test
 	@$(build_all)
 	@$(PY) benchmarks/compare.py $(ARGS)
 
@@ -97,7 +98,7 @@ fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
 
 wheel: ## A wheel for PYTHON=python3 in dist/; from 3.12 on it serves all later ones
 	@$(SETUP) packages build
-	@$(PYTHON) -m venv build/wheel-venv
+	@$(PYTHON) -m venv --clear build/wheel-venv
 	@build/wheel-venv/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps \
 		--wheel-dir dist .
 	@ls dist

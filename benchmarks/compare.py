@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,8 +40,10 @@ from jobs import (
     fio_new_files,
     size_text,
 )
-from pairs import Figure, Target, figure
+from pairs import Target
 from progress import Progress
+from rows import Row, call, call_less_open, cpu, speed
+from torch_rows import torch_rows
 
 CALL_FILE_BYTES = GIB
 # Enough passes that fio's millisecond matters little.
@@ -69,46 +71,6 @@ QUICK_GRID = [
 ]
 
 
-@dataclass
-class Row:
-    """One ratio: what is measured, against what, and the pairs so far."""
-
-    name: str
-    unit: str
-    target: Target | None
-    ours: Callable[[], Sample]
-    other: Callable[[], Sample]
-    # The two numbers of a pair whose ratio counts.
-    value: Callable[[Sample, Sample], tuple[float, float]]
-    pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
-    disturbed: int = 0  # pairs that are in although others kept the machine busy
-
-    def values(self) -> list[tuple[float, float]]:
-        return [self.value(ours, other) for ours, other in self.pairs]
-
-    def ratios(self) -> list[float]:
-        return [ours / other for ours, other in self.values()]
-
-    def figure(self) -> Figure:
-        return figure(self.ratios(), self.target)
-
-
-def speed(ours: Sample, other: Sample) -> tuple[float, float]:
-    return ours.gb_per_second, other.gb_per_second
-
-
-def cpu(ours: Sample, other: Sample) -> tuple[float, float]:
-    return ours.cpu_seconds_per_gb * 1000, other.cpu_seconds_per_gb * 1000
-
-
-def call(ours: Sample, other: Sample) -> tuple[float, float]:
-    return ours.call_us_median, other.call_us_median
-
-
-def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:
-    return ours.call_us_median - ours.open_close_us, other.call_us_median
-
-
 class Bench:
     """The files, the programs and fio's calibrated settings."""
 
@@ -122,6 +84,7 @@ class Bench:
         self.calibration: dict[str, FioPoint] = {}
         self.calibration_speeds: dict[str, dict[str, float]] = {}
         self.our_block_bytes: dict[str, int] = {}
+        self.at_end: list[Callable[[], None]] = []
         self.seed = 0
 
     def prepare(self) -> None:
@@ -465,6 +428,8 @@ def main() -> int:
         bench = Bench(Path(folder), options.program, grid, progress)
         sizes = [GIB] if options.quick else [256 * MIB, GIB]
         rows = [*large_rows(bench, sizes), *call_rows(bench), *cpu_rows(bench), *engine_rows(bench)]
+        if not options.quick:  # building DeepSpeed's op alone takes five minutes
+            rows += torch_rows(bench)
         rows = [row for row in rows if re.search(options.rows, row.name)]
         if options.list or not rows:
             print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")
@@ -482,6 +447,9 @@ def main() -> int:
         except KeyboardInterrupt:
             interrupted = True
             rows = [row for row in rows if row.pairs]
+        finally:
+            for end in bench.at_end:
+                end()
         progress.end()
         if not rows:
             return 130

@@ -16,6 +16,13 @@ at_least() {
   [ -n "$have" ] && [ "$(printf '%s\n' "$1" "$have" | sort -V | head -1)" = "$1" ]
 }
 
+# The Python in use can be built against.
+python_headers() {
+  local folder
+  folder=$("${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  [ -e "$folder/Python.h" ]
+}
+
 # Prints the packages of the given groups that are not installed and not served otherwise.
 missing_packages() {
   local groups=" $* " group package probe installed

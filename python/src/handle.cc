@@ -301,8 +301,8 @@ std::string describe(const PyHandle& self) {
          std::to_string(now.written_bytes) + " written>";
 }
 
-// At the end of the interpreter, while Python still works. Only daemon threads are left besides this
-// one; those that wait are parked rather than woken to an error.
+// At the end of the interpreter, while Python still works. Only daemon threads are left besides
+// this one; those that wait are parked rather than woken to an error.
 void close_all() {
   Unlocked::leave();
   for (PyHandle* handle : std::vector<PyHandle*>(live_handles().begin(), live_handles().end())) {

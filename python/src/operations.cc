@@ -143,7 +143,16 @@ void Flight::cancel_and_reap() {
   seen = true;
 }
 
+static void bind_completions(nb::module_& module) {
+  nb::class_<Completions>(module, "Completions", "For tensorferry._callbacks.")
+      .def(nb::init<>())
+      .def("fileno", &Completions::descriptor)
+      .def("watch", &Completions::watch)
+      .def("take", &Completions::take);
+}
+
 void bind_operations(nb::module_& module) {
+  bind_completions(module);
   nb::class_<PyOperation>(module, "Operation",
                           R"(One transfer under way, or many made by one call.
 
@@ -210,12 +219,6 @@ then, also if you let go of it. Wait for it, poll it, cancel it, await it.
           },
           "From the call to the end; None before done().")
       .def("__repr__", &describe);
-
-  nb::class_<Completions>(module, "Completions", "For tensorferry._callbacks.")
-      .def(nb::init<>())
-      .def("fileno", &Completions::descriptor)
-      .def("watch", &Completions::watch)
-      .def("take", &Completions::take);
 }
 
 }  // namespace tensorferry::python

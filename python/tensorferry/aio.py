@@ -179,8 +179,10 @@ class aio_handle:
 
     >>> import tensorferry
     >>> handle = tensorferry.aio_handle()
-    >>> handle.async_pwrite(b"layer 0", "layers.bin"), handle.async_pwrite(b"layer 1", "layers.bin", 7)
-    (0, 0)
+    >>> handle.async_pwrite(b"layer 0", "layers.bin")
+    0
+    >>> handle.async_pwrite(b"layer 1", "layers.bin", 7)
+    0
     >>> handle.wait()
     2
     """
@@ -193,9 +195,9 @@ class aio_handle:
         overlap_events=False,
         intra_op_parallelism=1,
     ):
-        self._handle = Handle(
-            **_settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
-        )
+        workers = intra_op_parallelism
+        settings = _settings(block_size, queue_depth, single_submit, overlap_events, workers)
+        self._handle = Handle(**settings)
         self._block_size = block_size
         self._queue_depth = queue_depth
         self._single_submit = bool(single_submit)

@@ -100,30 +100,6 @@ TEST_F(OperationTest, every_waiter_is_woken) {
   EXPECT_EQ(woken, 8);
 }
 
-TEST_F(OperationTest, tells_each_listener_once_when_it_is_done) {
-  Handle handle = gate.open_handle(options());
-  Memory memory(2 * block);
-  const Operation operation = handle.read(memory.bytes(), *file);
-  std::atomic<int> told{0};
-  std::atomic<bool> early{false};
-  for (int i = 0; i < 3; ++i) {
-    operation.when_done([&] {
-      if (!operation.done()) early = true;
-      ++told;
-    });
-  }
-  ASSERT_TRUE(gate.holds(2));
-  EXPECT_EQ(told, 0);
-  gate.let_pass(2);
-  operation.wait();
-  const auto limit = Operation::Clock::now() + hang_limit;
-  while (told < 3 && Operation::Clock::now() < limit) std::this_thread::yield();
-  EXPECT_EQ(told, 3);
-  EXPECT_FALSE(early);
-  operation.when_done([&] { ++told; });  // at once
-  EXPECT_EQ(told, 4);
-}
-
 TEST_F(OperationTest, a_failed_one_throws_the_same_error_at_every_wait) {
   Handle handle = gate.open_handle(options());
   gate.open();

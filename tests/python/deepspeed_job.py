@@ -24,7 +24,8 @@ def main():
             torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 1024),
             torch.nn.GELU(), torch.nn.Linear(1024, 16),
         )
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    parameters = model.parameters()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
     if "load" in options:
         engine.load_checkpoint(options["load"])
     rank = int(os.environ["RANK"])

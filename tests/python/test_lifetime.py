@@ -70,7 +70,7 @@ def test_python_goes_on_during_a_wait(path):
 
 @pytest.mark.parametrize("call", ["wait", "read_now"])
 def test_ctrl_c_ends_a_wait(big, call):
-    """The wait raises; the operation goes on, or with a synchronous call has let go of the buffer."""
+    """The wait raises; the operation goes on, or a synchronous call has let go of the buffer."""
     out = check_python(
         f"""
         import os, signal, sys, threading, time, tensorferry
@@ -157,8 +157,10 @@ LEAVING = {
     "exception": "raise SystemExit(0)",
     "daemon thread waits": """
 threading.Thread(target=operations[0].wait, daemon=True).start()
-threading.Thread(target=lambda: [handle.read_now(bytearray(8 << 20), sys.argv[1]) for _ in range(99)],
-                 daemon=True).start()
+def read():
+    while True:
+        handle.read_now(bytearray(8 << 20), sys.argv[1])
+threading.Thread(target=read, daemon=True).start()
 time.sleep(0.01)
 """,
     "sys.exit in a thread": """
@@ -263,10 +265,15 @@ if __name__ == "__main__":
         assert buffer == expected
 """
     )
-    check_python(f"import runpy, sys; runpy.run_path({str(program)!r}, run_name='__main__')"
-                 if method == "fork" else
-                 f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(program)!r}, sys.argv[1]]))",
-                 big, timeout=600)
+    check_python(
+        """
+        import subprocess, sys
+        sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))
+        """,
+        program,
+        big,
+        timeout=600,
+    )
 
 
 def test_nothing_leaks_over_many_operations(path):

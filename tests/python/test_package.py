@@ -90,7 +90,13 @@ def test_it_works_in_an_empty_environment(installed, tmp_path):
 
 
 def test_no_torch_without_need():
-    check_python("import sys, tensorferry; tensorferry.aio_handle(); assert 'torch' not in sys.modules")
+    check_python(
+        """
+        import sys, tensorferry
+        tensorferry.aio_handle()
+        assert "torch" not in sys.modules
+        """
+    )
 
 
 def test_logging_is_silent_by_default(tmp_path):

@@ -1,0 +1,128 @@
+"""Runs jobs on torch tensors through an aio_handle, ours or DeepSpeed's: one process, many jobs.
+
+The two have the same interface, so the same code measures both. A job is a line of JSON on
+standard input; what it measured is a line of JSON on standard output. Used by compare.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+
+SETTINGS = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "single_submit": False,
+    "overlap_events": True,
+    "intra_op_parallelism": 1,
+}
+SMALL_BYTES = (4 << 10, 64 << 10)  # of the many small tensors, in whole sectors
+
+
+def load(side: str) -> Any:
+    if side == "tensorferry":
+        import tensorferry
+
+        return tensorferry
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.dup2(2, 1)  # DeepSpeed's builder and its functions print
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    return AsyncIOBuilder().load(verbose=False)
+
+
+class Jobs:
+    def __init__(self, side: str) -> None:
+        self.ours = side == "tensorferry"
+        self.op = load(side)
+        self.tensors: dict[tuple[int, str], torch.Tensor] = {}
+        self.handle = self.op.aio_handle(**SETTINGS)
+
+    def tensor(self, size: int, memory: str) -> torch.Tensor:
+        """Kept from job to job, so that it is touched and its pages are known to the machine."""
+        key = (size, memory)
+        if key not in self.tensors:
+            self.tensors = {k: t for k, t in self.tensors.items() if k[0] + size <= 2 << 30}
+            example = torch.empty(0, dtype=torch.uint8)
+            if memory == "pinned":
+                self.tensors[key] = self.handle.new_cpu_locked_tensor(size, example)
+            else:
+                self.tensors[key] = torch.empty(size, dtype=torch.uint8)
+            self.tensors[key].fill_(1)
+        return self.tensors[key]
+
+    def large(self, file: str, direction: str, size: int, repeat: int, memory: str) -> dict:
+        """Synchronous calls, one after the other; two untimed ones go first."""
+        tensor = self.tensor(size, memory)
+        call = self.handle.sync_pread if direction == "read" else self.handle.sync_pwrite
+        for _ in range(2):
+            call(tensor, file, 0)
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        start = time.perf_counter()
+        for _ in range(repeat):
+            call(tensor, file, 0)
+        seconds = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        gigabytes = size * repeat / 1e9
+        return {"gb_per_second": gigabytes / seconds, "cpu_seconds_per_gb": cpu / gigabytes}
+
+    def path(self, file: str, size: int, file_bytes: int, count: int, seed: int) -> dict:
+        """Synchronous reads by path at random offsets."""
+        tensor = torch.empty(size, dtype=torch.uint8)
+        dice = random.Random(seed)
+        offsets = [dice.randrange(file_bytes // size) * size for _ in range(count)]
+        times = []
+        for offset in offsets:
+            start = time.perf_counter_ns()
+            self.handle.sync_pread(tensor, file, offset)
+            times.append(time.perf_counter_ns() - start)
+        return {"call_us_median": statistics.median(times) / 1000}
+
+    def many(self, file: str, count: int, seed: int) -> dict:
+        """Many small tensors from one file: ours in one call, DeepSpeed's way one by one."""
+        dice = random.Random(seed)
+        sizes = [dice.randrange(SMALL_BYTES[0], SMALL_BYTES[1] + 1, 512) for _ in range(count)]
+        tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+        offsets, at = [], 0
+        for size in sizes:
+            offsets.append(at)
+            at += size
+        start = time.perf_counter()
+        if self.ours:
+            handle = self.handle._handle
+            with self.op.File(file) as opened:
+                handle.read_many(
+                    [(t, opened, o) for t, o in zip(tensors, offsets)]
+                ).wait()
+        else:
+            for tensor, offset in zip(tensors, offsets):
+                self.handle.async_pread(tensor, file, offset)
+            self.handle.wait()
+        seconds = time.perf_counter() - start
+        return {"repetition_seconds": seconds, "gb_per_second": at / 1e9 / seconds}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    jobs = Jobs(sys.argv[1])
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            answer = getattr(jobs, job.pop("kind"))(**job)
+        except Exception as error:  # said to the one who asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
