@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+DIST ?= dist
 ARGS ?=
 FUZZ_SECONDS ?= 30
 CLANG_FORMAT ?= clang-format-19
@@ -27,7 +28,7 @@ TSAN_TESTS := src/engines_test src/memory_test src/handle_test tests/faults/stre
 # ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: build test soak bench compare format check-format tidy asan tsan fuzz wheel stubs install clean help
+.PHONY: build test soak bench compare python-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -59,6 +60,12 @@ compare: ## Measure against fio, DeepSpeed and the targets (ARGS=... goes to com
 	@$(SETUP) venv test
 	@$(build_all)
 	@$(PY) benchmarks/compare.py $(ARGS)
+
+python-figures: ## What the Python package adds: import, calls, Ctrl-C, a million reads
+	@$(SETUP) packages build test
+	@$(SETUP) venv test
+	@$(build_all)
+	@$(PY) benchmarks/python_figures.py $(ARGS)
 
 format: ## Format all C++ files in place
 	@$(SETUP) packages check
@@ -96,12 +103,12 @@ fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
 		-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
 	@rmdir --ignore-fail-on-non-empty tests/fuzz/crashes
 
-wheel: ## A wheel for PYTHON=python3 in dist/; from 3.12 on it serves all later ones
+wheel: ## A wheel for PYTHON=python3 in DIST=dist; from 3.12 on it serves all later ones
 	@$(SETUP) packages build
 	@$(PYTHON) -m venv --clear build/wheel-venv
 	@build/wheel-venv/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps \
-		--wheel-dir dist .
-	@ls dist
+		--wheel-dir $(DIST) .
+	@ls $(DIST)
 
 stubs: build ## Write the type stubs of the extension anew
 	@PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m nanobind.stubgen -m tensorferry._core \

@@ -86,7 +86,11 @@ class Bystanders:
         )
         return (user + nice + system + irq + softirq) / self.ticks_per_second
 
-    @staticmethod
-    def _own_seconds() -> float:
+    def _own_seconds(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        ended = sum(one.ru_utime + one.ru_stime for one in used)
+        alive = 0
+        for child in text_of(f"/proc/self/task/{os.getpid()}/children").split():
+            words = text_of(f"/proc/{child}/stat").rpartition(")")[2].split()
+            alive += int(words[11]) + int(words[12]) if len(words) > 12 else 0
+        return ended + alive / self.ticks_per_second

@@ -102,17 +102,19 @@ def torch_rows(bench: Any) -> list[Row]:
                         speed,
                     )
                 )
+    # Three times DeepSpeed, or 0.9 of fio where the drive allows no more.
     for direction in ("read", "write"):
-        rows.append(
-            Row(
-                f"ordinary torch tensor, {direction}, 1 GiB / fio",
-                "GB/s",
-                Target(0.9, at_least=True),
-                partial(large, ours, direction, GIB, "ordinary"),
-                partial(bench.fio_best, direction, GIB),
-                speed,
+        for size, text in ((8 * MIB, "8 MiB"), (GIB, "1 GiB")):
+            rows.append(
+                Row(
+                    f"ordinary torch tensor, {direction}, {text} / fio with 1 GiB",
+                    "GB/s",
+                    Target(0.9, at_least=True),
+                    partial(large, ours, direction, size, "ordinary"),
+                    partial(bench.fio_best, direction, GIB),
+                    speed,
+                )
             )
-        )
     by_path = {"size": 4096, "file_bytes": TENSOR_FILE_BYTES, "count": PATH_CALLS}
     rows.append(
         Row(

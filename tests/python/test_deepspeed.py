@@ -198,7 +198,8 @@ def train(config_path, ranks=1, op="tensorferry", **options):
     for rank in range(ranks):
         env = os.environ | dict(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu",
+            OMP_NUM_THREADS="1",
             REPORT_HANDLES="1" if ours else "",
         )
         run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"

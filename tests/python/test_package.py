@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -87,6 +88,37 @@ def test_it_works_in_an_empty_environment(installed, tmp_path):
         cwd=tmp_path, capture_output=True, text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_environment_variable_is_read_at_the_start(installed):
+    code = "import sys; print('tensorferry._at_start' in sys.modules)"
+    for value, expected in (("1", "True"), ("0", "False"), ("", "False")):
+        done = subprocess.run([installed, "-c", code], capture_output=True, text=True,
+                              env=os.environ | {"TENSORFERRY_DEEPSPEED": value, "PYTHONPATH": ""})
+        assert done.stdout.strip() == expected, done.stderr
+
+
+def test_one_wheel_serves_python_3_12_and_later(tmp_path):
+    """Built by 3.12 and used by the newest there is."""
+    found = {name: shutil.which(name) for name in ("python3.12", "python3.13", "python3.14")}
+    usable = [path for path in found.values() if path and runs_python(path)]
+    if not found["python3.12"] or found["python3.12"] not in usable:
+        pytest.skip("no python3.12 here")
+    subprocess.run(["make", "wheel", "PYTHON=" + found["python3.12"], f"DIST={tmp_path}"],
+                   cwd=ROOT, check=True, timeout=900, capture_output=True)
+    (built,) = tmp_path.glob("*.whl")
+    assert "-cp312-abi3-" in built.name
+    for python in usable:
+        subprocess.run([python, "-m", "venv", tmp_path / "venv", "--clear"], check=True)
+        inside = tmp_path / "venv/bin/python"
+        subprocess.run([inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
+                        "--no-index", built], check=True)
+        subprocess.run([inside, "-c", "import tensorferry as t; t.aio_write(b'x' * 9999, 'x')"],
+                       check=True, cwd=tmp_path)
+
+
+def runs_python(path):
+    return subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0
 
 
 def test_no_torch_without_need():
