@@ -2,8 +2,8 @@
 """The figures of the Python package: `make python-figures`.
 
 - Import: what `import tensorferry` takes beyond starting Python.
-- A call: a synchronous read of 4 KiB on an open File, from C++ and from Python, on a file in memory,
-  so that no drive is in the way. Instructions are counted by callgrind over two runs of different
+- A call: a synchronous read of 4 KiB on an open File, from C++ and from Python, on a file in
+  memory, so that no drive is in the way. Instructions are counted by callgrind over two runs of different
   length, whose difference is free of start and end. The time is the median over alternating runs.
 - Ctrl-C: from the signal to KeyboardInterrupt in a wait.
 - A million reads: memory and descriptors before and after.
@@ -74,7 +74,7 @@ file = tensorferry.File(path) if kind == "File" else path
 def measure():
     gc.collect()
     with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4 , len(os.listdir("/proc/self/fd"))
+        return int(statm.read().split()[1]) * 4, len(os.listdir("/proc/self/fd"))
 def read(times):
     for i in range(times):
         handle.read_now(buffer, file, i % 4096 * 4096)
