@@ -3,8 +3,9 @@
 
 - Import: what `import tensorferry` takes beyond starting Python.
 - A call: a synchronous read of 4 KiB on an open File, from C++ and from Python, on a file in
-  memory, so that no drive is in the way. Instructions are counted by callgrind over two runs of different
-  length, whose difference is free of start and end. The time is the median over alternating runs.
+  memory, so that no drive is in the way. Instructions are counted by callgrind over two runs of
+  different length, whose difference is free of start and end. The time is the median over
+  alternating runs.
 - Ctrl-C: from the signal to KeyboardInterrupt in a wait.
 - A million reads: memory and descriptors before and after.
 """
