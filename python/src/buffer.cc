@@ -24,6 +24,7 @@ struct Names {
   PyObject* is_neg = intern("is_neg");
   PyObject* nbytes = intern("nbytes");
   PyObject* data_ptr = intern("data_ptr");
+  PyObject* untyped_storage = intern("untyped_storage");
 };
 
 const Names& names() {
@@ -166,7 +167,8 @@ void Buffer::take_tensor(nb::handle tensor, Use use) {
   if (bytes_.data() == nullptr && !bytes_.empty()) {
     refuse_type("a " + kind_of(tensor) + " without memory of its own cannot be transferred");
   }
-  owner_ = nb::borrow(tensor);
+  // Not the tensor: it may be given other memory (x.data = ..., x.set_()) while this is in use.
+  owner_ = call(tensor, names().untyped_storage);
 }
 
 void Buffer::take_view(nb::handle object, Use use) {

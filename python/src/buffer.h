@@ -13,7 +13,8 @@ namespace nb = nanobind;
 
 enum class Use : std::uint8_t { fill, take };  // a read fills memory, a write takes from it
 
-// Keeps the object and its memory alive, and a bytearray from being resized. Made, moved and
+// Keeps the memory alive, and a bytearray from being resized. Nothing keeps a torch storage from
+// being resized: resize_() while an operation is in flight is the user's error. Made, moved and
 // destroyed with the GIL held.
 class Buffer {
  public:

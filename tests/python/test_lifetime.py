@@ -8,8 +8,8 @@ import time
 import weakref
 
 import pytest
+import torch
 
-import tensorferry
 from programs import check_python, run_python, runs
 from tensorferry import Handle
 
@@ -132,6 +132,32 @@ def test_an_operation_keeps_its_buffer(big):
     handle.close()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("way", ["del", "set_", "data", "collected"])
+def test_memory_in_flight_is_not_given_to_anybody_else(big, way):
+    """Memory that were freed would go to the next tensor of that size, with the bytes of the read."""
+    size = 64 << 10
+    handle = Handle(block_bytes=4096)
+    empty = torch.empty(0, dtype=torch.uint8)
+    for i in range(runs(2500)):
+        target = torch.zeros(size, dtype=torch.uint8)
+        operation = handle.read(target, big, i % 512 * size)
+        if way == "del":
+            del target
+        elif way == "set_":
+            target.set_(empty)
+        elif way == "data":
+            target.data = empty
+        else:
+            cycle = [target]
+            cycle.append(cycle)
+            del target, cycle
+            if i % 100 == 0:
+                gc.collect()
+        others = [torch.full((size,), 0x5A, dtype=torch.uint8) for _ in range(2)]
+        operation.wait()
+        assert all(bool((other == 0x5A).all()) for other in others)
 
 
 @pytest.mark.parametrize("order", ["handle", "buffer", "operation"])
