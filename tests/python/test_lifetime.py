@@ -136,7 +136,7 @@ def test_an_operation_keeps_its_buffer(big):
 
 @pytest.mark.parametrize("way", ["del", "set_", "data", "collected"])
 def test_memory_in_flight_is_not_given_to_anybody_else(big, way):
-    """Memory that were freed would go to the next tensor of that size, with the bytes of the read."""
+    """Freed memory would go to the next tensor of that size, and the bytes of the read with it."""
     size = 64 << 10
     handle = Handle(block_bytes=4096)
     empty = torch.empty(0, dtype=torch.uint8)
