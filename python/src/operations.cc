@@ -157,8 +157,8 @@ void bind_operations(nb::module_& module) {
                           R"(One transfer under way, or many made by one call.
 
 It completes exactly once: with all its bytes, or with an OSError. The memory is kept alive until
-then, also if you let go of the buffer or give a tensor other memory; only do not resize its storage.
-Wait for it, poll it, cancel it, await it.
+then, also if you let go of the buffer or give a tensor other memory; only do not resize its
+storage. Wait for it, poll it, cancel it, await it.
 
 >>> import tensorferry
 >>> data = bytearray(b"weights")

@@ -133,12 +133,24 @@ def copy(to: object, source: object) -> None:
     Copies memory with the widest instructions of the processor. The two must not overlap.
     """
 
+class Completions:
+    """For tensorferry._callbacks."""
+
+    def __init__(self) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def watch(self, arg0: Operation, arg1: int, /) -> None: ...
+
+    def take(self) -> list: ...
+
 class Operation:
     """
     One transfer under way, or many made by one call.
 
-    It completes exactly once: with all its bytes, or with an OSError. The buffer is kept alive until
-    then, also if you let go of it. Wait for it, poll it, cancel it, await it.
+    It completes exactly once: with all its bytes, or with an OSError. The memory is kept alive until
+    then, also if you let go of the buffer or give a tensor other memory; only do not resize its
+    storage. Wait for it, poll it, cancel it, await it.
 
     >>> import tensorferry
     >>> data = bytearray(b"weights")
@@ -190,17 +202,6 @@ class Operation:
         """From the call to the end; None before done()."""
 
     def __repr__(self) -> str: ...
-
-class Completions:
-    """For tensorferry._callbacks."""
-
-    def __init__(self) -> None: ...
-
-    def fileno(self) -> int: ...
-
-    def watch(self, arg0: Operation, arg1: int, /) -> None: ...
-
-    def take(self) -> list: ...
 
 class Handle:
     """
