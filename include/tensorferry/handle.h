@@ -51,7 +51,9 @@ class TENSORFERRY_EXPORT Handle {
 
   // Return at once. What can be known at once (a missing file, an offset out of range) throws
   // here; everything later is the operation's error. A read past the end of the file is an error;
-  // a write extends the file but never truncates it.
+  // a write extends the file but never truncates it. A write that fails or is cancelled may have
+  // written some of its bytes, and may leave the file extended with zeros. Writes that overlap in
+  // time must not overlap in the file.
   Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0);
   Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0);
   Operation write(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
