@@ -20,6 +20,10 @@ OUTSIDE = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linu
            "ld-linux-aarch64.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
 
+# Not the package of the build folder.
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """A wheel for the Python that runs this, built by pip from the working tree."""
@@ -85,7 +89,7 @@ def test_it_works_in_an_empty_environment(installed, tmp_path):
          "import sys, tensorferry; tensorferry.aio_write(b'hello', 'x')\n"
          "data = bytearray(5); tensorferry.aio_read(data, 'x'); assert data == b'hello'\n"
          "assert not {'torch', 'numpy', 'asyncio', 'concurrent.futures'} & set(sys.modules)"],
-        cwd=tmp_path, capture_output=True, text=True,
+        cwd=tmp_path, capture_output=True, text=True, env=CLEAN,
     )
     assert done.returncode == 0, done.stderr
 
@@ -94,7 +98,7 @@ def test_the_environment_variable_is_read_at_the_start(installed):
     code = "import sys; print('tensorferry._at_start' in sys.modules)"
     for value, expected in (("1", "True"), ("0", "False"), ("", "False")):
         done = subprocess.run([installed, "-c", code], capture_output=True, text=True,
-                              env=os.environ | {"TENSORFERRY_DEEPSPEED": value, "PYTHONPATH": ""})
+                              env=CLEAN | {"TENSORFERRY_DEEPSPEED": value})
         assert done.stdout.strip() == expected, done.stderr
 
 
@@ -114,7 +118,7 @@ def test_one_wheel_serves_python_3_12_and_later(tmp_path):
         subprocess.run([inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
                         "--no-index", built], check=True)
         subprocess.run([inside, "-c", "import tensorferry as t; t.aio_write(b'x' * 9999, 'x')"],
-                       check=True, cwd=tmp_path)
+                       check=True, cwd=tmp_path, env=CLEAN)
 
 
 def runs_python(path):
