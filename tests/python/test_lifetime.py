@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+import tensorferry
 from programs import check_python, run_python, runs
 from tensorferry import Handle
 
@@ -47,8 +48,9 @@ def test_two_threads_are_in_the_kernel_at_once(path):
         assert most == 2
 
 
-def test_python_goes_on_during_a_wait(path):
-    with Handle(**SLOW) as handle:
+def test_python_goes_on_during_a_wait_for_a_gibibyte(path):
+    gibibyte = tensorferry.PinnedBuffer(1 << 30)
+    with Handle() as handle:
         counted = 0
         stop = False
 
@@ -59,10 +61,14 @@ def test_python_goes_on_during_a_wait(path):
 
         thread = threading.Thread(target=count)
         thread.start()
-        handle.write(bytes(16 * MiB), path).wait()
-        during_wait = counted
-        handle.write_now(bytes(16 * MiB), path)
-        during_call = counted - during_wait
+        before = counted
+        operation = handle.write(gibibyte, path)
+        started = counted
+        operation.wait()
+        during_wait = counted - started
+        handle.write_now(gibibyte, path)
+        during_call = counted - started - during_wait
+        assert before > 0
         stop = True
         thread.join()
     assert during_wait > 1000 and during_call > 1000
@@ -211,7 +217,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("way", LEAVING)
 def test_the_interpreter_ends_with_io_in_flight(big, way):
-    for _ in range(runs(20) if way in ("return", "daemon thread waits") else runs(5)):
+    for _ in range(runs(20)):
         check_python(
             f"""
 import sys, threading, time, tensorferry
@@ -281,7 +287,7 @@ if __name__ == "__main__":
     context = multiprocessing.get_context("{method}")
     handle = tensorferry.Handle(block_bytes=16384)
     expected = open(sys.argv[1], "rb").read()
-    for _ in range({runs(20) if method == "fork" else runs(3)}):
+    for _ in range({runs(20)}):
         buffer = bytearray(len(expected))
         operation = handle.read(buffer, sys.argv[1])
         with context.Pool(2) as pool:
