@@ -21,6 +21,10 @@ void bind_handle(nb::module_& module);
 // An Error for an argument that cannot be honoured; Python gets a tensorferry.InvalidArgument.
 [[nodiscard]] Error invalid(const char* operation, std::string hint);
 
+// Text that may hold the bytes of a path: as Python names files, and as it can be printed.
+[[nodiscard]] nb::str path_text(const std::string& path);
+[[nodiscard]] nb::str shown(const std::string& text);
+
 // The same failure as a Python exception object, to be looked at rather than raised.
 [[nodiscard]] nb::object as_exception(const Error& error);
 

@@ -2,7 +2,9 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cstring>
 #include <string>
+#include <type_traits>
 
 namespace tensorferry::python {
 
@@ -169,13 +171,42 @@ void Buffer::take_tensor(nb::handle tensor, Use use) {
   }
   // Not the tensor: it may be given other memory (x.data = ..., x.set_()) while this is in use.
   owner_ = call(tensor, names().untyped_storage);
+  const std::byte* const first = pointer(call(owner_, names().data_ptr));
+  const std::size_t size = count(call(owner_, names().nbytes));
+  if (!bytes_.empty() && (bytes_.data() < first || bytes_.data() + bytes_.size() > first + size)) {
+    refuse_value("the tensor's storage has been resized and holds only " + std::to_string(size) +
+                 " bytes: give a tensor that has its memory");
+  }
 }
+
+namespace {
+
+// Whether a format of the buffer protocol speaks of addresses of this process: Python objects and
+// pointers. The names of fields stand between colons.
+bool holds_addresses(const char* format) {
+  bool in_name = false;
+  for (const char* c = format == nullptr ? "" : format; *c != '\0'; ++c) {
+    if (*c == ':') in_name = !in_name;
+    if (!in_name && std::strchr("OPXzZ&", *c) != nullptr) return true;
+  }
+  return false;
+}
+
+[[noreturn]] void refuse_addresses(nb::handle object) {
+  refuse_type("a " + kind_of(object) +
+              " holds addresses of this process, which mean nothing in a file: transfer what they "
+              "point to");
+}
+
+}  // namespace
 
 void Buffer::take_view(nb::handle object, Use use) {
   std::unique_ptr<Py_buffer> view(new Py_buffer{});
   const int writable = use == Use::fill ? PyBUF_WRITABLE : 0;
-  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_C_CONTIGUOUS | writable) == 0) {
+  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | writable) ==
+      0) {
     view_.reset(view.release());
+    if (holds_addresses(view_->format)) refuse_addresses(object);
     bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
     return;
   }
@@ -200,6 +231,11 @@ void Buffer::take_view(nb::handle object, Use use) {
 bool Buffer::take_array_interface(nb::handle object, Use use) {
   const nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
   if (interface.is_none()) return false;
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  if (!dtype.is_none() && (is_true(nb::getattr(dtype, "hasobject", nb::none())) ||
+                           nb::str(nb::getattr(dtype, "kind", nb::none())).c_str()[0] == 'T')) {
+    refuse_addresses(object);
+  }
   const nb::object data = interface["data"];
   if (is_true(data[1]) && use == Use::fill) {
     refuse_value("the array is read-only: read into one that may be changed");
@@ -215,9 +251,9 @@ bool Buffer::take_array_interface(nb::handle object, Use use) {
 void Buffer::take_dlpack(nb::handle object, Use use) {
   const auto take = [&](const auto& array) {
     owner_ = nb::borrow(object);
+    array_ = std::make_shared<std::decay_t<decltype(array)>>(array);
     bytes_ = {static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data()))),
               array.nbytes()};
-    view_.reset();
   };
   if (nb::hasattr(object, "__dlpack__")) {
     const int device = nb::cast<int>(nb::object(object.attr("__dlpack_device__")())[0]);

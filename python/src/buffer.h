@@ -37,6 +37,7 @@ class Buffer {
   void take_dlpack(nb::handle object, Use use);
 
   nb::object owner_;
+  std::shared_ptr<const void> array_;  // what DLPack gave, if it did
   std::unique_ptr<Py_buffer, Release> view_;
   std::span<std::byte> bytes_;
 };

@@ -13,11 +13,6 @@ namespace {
 
 PyObject* invalid_argument = nullptr;  // tensorferry.InvalidArgument, alive as long as the module
 
-nb::object file_name(const std::string& path) {
-  return nb::steal(
-      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
-}
-
 std::string text_of(const Error& error) {
   std::string text = error.operation() + ": " + std::strerror(error.code());
   if (error.offset()) text += ", offset " + std::to_string(*error.offset());
@@ -33,6 +28,16 @@ nb::object or_none(const std::optional<T>& value) {
 
 }  // namespace
 
+nb::str path_text(const std::string& path) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+nb::str shown(const std::string& text) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 Error invalid(const char* operation, std::string hint) {
   return Error({.operation = operation,
                 .path = {},
@@ -44,13 +49,13 @@ Error invalid(const char* operation, std::string hint) {
 
 nb::object as_exception(const Error& error) {
   const nb::handle type = error.code() == EINVAL ? invalid_argument : PyExc_OSError;
-  const nb::object path = error.path().empty() ? nb::none() : file_name(error.path());
-  nb::object exception = path.is_none() ? type(error.code(), text_of(error))
-                                        : type(error.code(), text_of(error), path);
+  const nb::object path = error.path().empty() ? nb::none() : nb::object(path_text(error.path()));
+  nb::object exception = path.is_none() ? type(error.code(), shown(text_of(error)))
+                                        : type(error.code(), shown(text_of(error)), path);
   exception.attr("operation") = error.operation();
   exception.attr("offset") = or_none(error.offset());
   exception.attr("length") = or_none(error.length());
-  exception.attr("hint") = error.hint();
+  exception.attr("hint") = shown(error.hint());
   return exception;
 }
 

@@ -1,6 +1,7 @@
 #include <nanobind/stl/string.h>
 
 #include <optional>
+#include <utility>
 
 #include "bindings.h"
 #include "unlocked.h"
@@ -13,9 +14,16 @@ namespace {
 struct PyFile {
   std::optional<File> file;
 
-  [[nodiscard]] File& open() {
+  // A copy: another thread may close this one meanwhile.
+  [[nodiscard]] File open() const {
     if (!file) throw invalid("use file", "this File is closed");
     return *file;
+  }
+
+  void close() {
+    std::optional<File> closing = std::exchange(file, std::nullopt);
+    const Unlocked unlocked;
+    closing.reset();
   }
 };
 
@@ -31,13 +39,13 @@ Access parse_access(const std::string& text) {
   throw invalid("open", "access is '" + text + "'; it must be 'read', 'write' or 'read_write'");
 }
 
-std::string describe(PyFile& self) {
-  if (!self.file) return "<tensorferry.File: closed>";
+nb::str describe(PyFile& self) {
+  if (!self.file) return shown("<tensorferry.File: closed>");
   const File& file = *self.file;
   std::string text = "<tensorferry.File '" + file.path() + "': ";
   text += file.direct() ? "direct, alignment " + std::to_string(file.offset_alignment())
                         : "buffered, " + file.direct_reason();
-  return text + ">";
+  return shown(text + ">");
 }
 
 }  // namespace
@@ -50,7 +58,7 @@ std::string to_path(nb::handle path) {
 }
 
 File to_file(nb::handle file, Access access) {
-  if (nb::isinstance<PyFile>(file)) return nb::cast<PyFile&>(file).open();
+  if (nb::isinstance<PyFile>(file)) return nb::cast<const PyFile&>(file).open();
   if (PyLong_Check(file.ptr()) && !PyBool_Check(file.ptr())) {
     int overflow = 0;
     const long descriptor = PyLong_AsLongAndOverflow(file.ptr(), &overflow);
@@ -63,49 +71,19 @@ File to_file(nb::handle file, Access access) {
   return open_path(to_path(file), access);
 }
 
-void bind_files(nb::module_& module) {
-  nb::class_<PyFile>(module, "File", R"(An open file: direct (O_DIRECT) and buffered, as needed.
+using FileClass = nb::class_<PyFile>;
 
-A missing file is made when it may be written; an existing one is never cut. Opening once saves
-the opening at every transfer.
-
->>> import tensorferry
->>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
-...     handle.write_now(b"layer 0", file)
-...     file.size
-7
-)")
-      .def(
-          "__init__",
-          [](PyFile* self, nb::handle path, const std::string& access) {
-            new (self) PyFile{open_path(to_path(path), parse_access(access))};
-          },
-          nb::arg("path"), nb::arg("access") = "read",
-          nb::sig("def __init__(self, path: str | bytes | os.PathLike, access: "
-                  "Literal['read', 'write', 'read_write'] = 'read') -> None"))
-      .def_static(
-          "borrow", [](int descriptor) { return PyFile{File::borrow(descriptor)}; },
-          nb::arg("descriptor"),
-          "Uses a descriptor that the caller keeps and may close at any time. It may be O_DIRECT "
-          "and of any access; O_APPEND, which ignores offsets, is refused.")
-      .def(
-          "close", [](PyFile& self) { self.file.reset(); },
-          "Operations in flight keep the file open by themselves.")
-      .def(
-          "__enter__", [](nb::handle self) { return nb::borrow(self); },
-          nb::sig("def __enter__(self) -> File"))
-      .def(
-          "__exit__", [](PyFile& self, nb::args) { self.file.reset(); },
-          nb::sig("def __exit__(self, *args: object) -> None"))
-      .def(
-          "resize",
-          [](PyFile& self, nb::handle bytes) { self.open().resize(to_bytes(bytes, "bytes")); },
-          nb::arg("bytes"), nb::sig("def resize(self, bytes: int) -> None"),
-          "Cuts the file or extends it with zeros.")
-      .def_prop_ro("closed", [](const PyFile& self) { return !self.file.has_value(); })
-      .def_prop_ro("path", [](PyFile& self) { return self.open().path(); })
+static void bind_facts(FileClass& file) {
+  file.def_prop_ro("closed", [](const PyFile& self) { return !self.file.has_value(); })
+      .def_prop_ro("path", [](PyFile& self) { return path_text(self.open().path()); })
       .def_prop_ro(
-          "size", [](PyFile& self) { return self.open().size(); }, "In bytes, as of now.")
+          "size",
+          [](PyFile& self) {
+            const File file = self.open();
+            const Unlocked unlocked;
+            return file.size();
+          },
+          "In bytes, as of now.")
       .def_prop_ro(
           "direct", [](PyFile& self) { return self.open().direct(); },
           "Whether bytes bypass the page cache.")
@@ -120,6 +98,55 @@ the opening at every transfer.
           "block_bytes", [](PyFile& self) { return self.open().block_bytes(); },
           "The request size that suits the device.")
       .def("__repr__", &describe);
+}
+
+void bind_files(nb::module_& module) {
+  FileClass file(module, "File", R"(An open file: direct (O_DIRECT) and buffered, as needed.
+
+A missing file is made when it may be written; an existing one is never cut. Opening once saves
+the opening at every transfer.
+
+>>> import tensorferry
+>>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
+...     handle.write_now(b"layer 0", file)
+...     file.size
+7
+)");
+  file.def(
+          "__init__",
+          [](PyFile* self, nb::handle path, const std::string& access) {
+            new (self) PyFile{open_path(to_path(path), parse_access(access))};
+          },
+          nb::arg("path"), nb::arg("access") = "read",
+          nb::sig("def __init__(self, path: str | bytes | os.PathLike, access: "
+                  "Literal['read', 'write', 'read_write'] = 'read') -> None"))
+      .def_static(
+          "borrow",
+          [](int descriptor) {
+            const Unlocked unlocked;
+            return PyFile{File::borrow(descriptor)};
+          },
+          nb::arg("descriptor"),
+          "Uses a descriptor that the caller keeps and may close at any time. It may be O_DIRECT "
+          "and of any access; O_APPEND, which ignores offsets, is refused.")
+      .def("close", &PyFile::close, "Operations in flight keep the file open by themselves.")
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> File"))
+      .def(
+          "__exit__", [](PyFile& self, nb::args) { self.close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def(
+          "resize",
+          [](PyFile& self, nb::handle bytes) {
+            const std::uint64_t size = to_bytes(bytes, "bytes");
+            File file = self.open();
+            const Unlocked unlocked;
+            file.resize(size);
+          },
+          nb::arg("bytes"), nb::sig("def resize(self, bytes: int) -> None"),
+          "Cuts the file or extends it with zeros.");
+  bind_facts(file);
 }
 
 }  // namespace tensorferry::python

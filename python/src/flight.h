@@ -15,7 +15,10 @@ namespace tensorferry::python {
 struct Flight {
   Operation operation;
   std::vector<Buffer> buffers;
-  bool seen = false;  // somebody has learnt how it ended
+  bool seen = false;  // somebody has learnt how it ended, or cancelled it
+
+  // Lets go of the memory. Finalizers may run, and call anything: nothing is touched after that.
+  void let_go() { const std::vector<Buffer> gone = std::exchange(buffers, {}); }
 
   // Waits with the GIL released, and for Ctrl-C. False when `seconds` (negative: no limit) passed.
   // Throws Error if the operation failed, nb::python_error if a signal handler raised.

@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cerrno>
 #include <set>
 #include <unordered_map>
 
@@ -41,7 +42,7 @@ class PyHandle {
   template <typename Use>
   auto with_handle(const Use& use) const {
     std::shared_ptr<Handle> held = handle_;
-    if (held == nullptr) throw invalid("use handle", "this Handle is closed");
+    if (held == nullptr || closing_) throw invalid("use handle", "this Handle is closed");
     const Unlocked unlocked;
     const std::shared_ptr<Handle> handle = std::move(held);
     return use(*handle);
@@ -51,69 +52,120 @@ class PyHandle {
 
   // Keeps the flight until it is done. Every so often lets go of those that are.
   PyOperation launch(std::shared_ptr<Flight> flight) {
-    if (flights_.size() >= sweep_at_) {
-      sweep();
-      sweep_at_ = std::max<std::size_t>(64, 2 * flights_.size());
+    if (closed()) {  // while the operation was started
+      flight->cancel_and_reap();
+      return {std::move(flight)};
     }
     flights_.push_back(flight);
+    for (const Buffer& buffer : flight->buffers) launched_bytes_ += buffer.bytes().size();
+    if (flights_.size() >= sweep_at_ || launched_bytes_ > sweep_bytes) sweep();
     return {std::move(flight)};
   }
 
   // Waits for everything in flight, ends, and throws the first failure that nobody has seen.
   void close() {
-    for (std::size_t i = 0; i < flights_.size(); ++i) {
-      const std::shared_ptr<Flight> flight = flights_[i];  // others may launch meanwhile
-      const bool seen = flight->seen;
-      try {
-        (void)flight->wait(-1);
-      } catch (const Error& error) {
-        if (!seen) keep_unseen(error);
+    if (closed()) return;
+    closing_ = true;  // no new work: the wait shall have an end
+    while (!flights_.empty()) {
+      std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
+      for (std::size_t i = 0; i < flights.size(); ++i) {
+        const bool seen = flights[i]->seen;
+        try {
+          (void)flights[i]->wait(-1);
+        } catch (const Error& error) {
+          if (!seen) keep_unseen(error);
+        } catch (...) {  // Ctrl-C: it is open again, with what was not waited for
+          flights_.insert(flights_.end(), flights.begin() + static_cast<std::ptrdiff_t>(i),
+                          flights.end());
+          closing_ = false;
+          throw;
+        }
       }
     }
     end();
     if (const auto error = std::exchange(unseen_, std::nullopt)) throw Error(*error);
   }
 
-  // Cancels what is in flight and ends. What had failed unseen goes to the log.
+  // Cancels what is in flight and ends. When it returns, no memory is in use, also if other threads
+  // are still in a call of the handle. What failed unseen, or was cut short, goes to the log.
   void end() {
-    if (handle_ == nullptr) return;
-    std::shared_ptr<Handle> ending = std::move(handle_);
+    std::shared_ptr<Handle> ending = std::exchange(handle_, nullptr);
+    if (ending == nullptr) return;
+    const std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
+    std::size_t cut_short = 0;
+    for (const auto& flight : flights) cut_short += !flight->operation.done() && !flight->seen;
     {
       const Unlocked unlocked;
+      for (const auto& flight : flights) flight->operation.cancel();
+      for (const auto& flight : flights) reap(flight->operation);
       ending.reset();
     }
-    flights_.clear();
+    if (cut_short > 0) {
+      log(std::to_string(cut_short) + " operations were cancelled because their handle was ended");
+    }
+    for (const auto& flight : flights) {
+      const auto error = flight->seen ? std::nullopt : flight->operation.error();
+      if (error && error->code() != ECANCELED) keep_unseen(*error);
+      flight->let_go();
+    }
   }
 
  private:
+  // So much memory may wait to be let go of.
+  static constexpr std::size_t sweep_bytes = std::size_t{256} << 20;
+
   static std::shared_ptr<Handle> make(const HandleOptions& options) {
     const Unlocked unlocked;
     return std::make_shared<Handle>(options);
   }
 
-  // The first is raised by close(); all are logged.
-  void keep_unseen(const Error& error) {
-    if (!unseen_) unseen_ = error;
-    nb::module_::import_("logging")
-        .attr("getLogger")("tensorferry")
-        .attr("warning")("an operation failed that nobody waited for: %s", error.what());
+  static void reap(const Operation& operation) noexcept {
+    try {
+      operation.wait();
+    } catch (const Error&) {  // how it ended is asked later
+    }
   }
 
+  static void log(const std::string& text) noexcept {
+    try {
+      nb::module_::import_("logging")
+          .attr("getLogger")("tensorferry")
+          .attr("warning")("%s", shown(text));
+    } catch (...) {  // a handler of the log that raises must not lose an operation
+      PyErr_Clear();
+    }
+  }
+
+  // The first is raised by close(); all are logged.
+  void keep_unseen(const Error& error) noexcept {
+    if (!unseen_) unseen_ = error;
+    log(std::string("an operation failed that nobody waited for: ") + error.what());
+  }
+
+  // Python may run only at the end, when everything is in its place: finalizers may call back.
   void sweep() {
-    std::erase_if(flights_, [this](const std::shared_ptr<Flight>& flight) {
+    std::vector<std::shared_ptr<Flight>> done;
+    std::erase_if(flights_, [&done](const std::shared_ptr<Flight>& flight) {
       if (!flight->operation.done()) return false;
-      flight->buffers.clear();
-      const auto error = flight->seen ? std::nullopt : flight->operation.error();
-      if (!error) return true;
-      if (flight.use_count() > 1) return false;  // the user may still ask
-      keep_unseen(*error);
-      return true;
+      done.push_back(flight);
+      // One that failed is kept while the user may still ask.
+      return flight->seen || flight.use_count() == 2 || !flight->operation.error();
     });
+    sweep_at_ = std::max<std::size_t>(64, 2 * flights_.size());
+    launched_bytes_ = 0;
+    for (const auto& flight : done) {
+      const bool forgotten = !flight->seen && flight.use_count() == 1;
+      const auto error = forgotten ? flight->operation.error() : std::nullopt;
+      if (error) keep_unseen(*error);
+      flight->let_go();
+    }
   }
 
   std::shared_ptr<Handle> handle_;
   std::vector<std::shared_ptr<Flight>> flights_;
   std::size_t sweep_at_ = 64;
+  std::size_t launched_bytes_ = 0;
+  bool closing_ = false;
   std::optional<Error> unseen_;
 };
 
@@ -235,7 +287,7 @@ struct Many {
       if (PyUnicode_Check(file.ptr()) != 0) {
         const std::string path = to_path(file);
         auto known = opened.find(path);
-        if (known == opened.end()) known = opened.emplace(path, File::open(path, access)).first;
+        if (known == opened.end()) known = opened.emplace(path, to_file(file, access)).first;
         transfers.push_back({buffer.bytes(), known->second, at});
       } else {
         transfers.push_back({buffer.bytes(), to_file(file, access), at});
@@ -301,13 +353,13 @@ std::string describe(const PyHandle& self) {
          std::to_string(now.written_bytes) + " written>";
 }
 
-// At the end of the interpreter, while Python still works. Only daemon threads are left besides
-// this one; those that wait are parked rather than woken to an error.
+// At the end of the interpreter, while Python still works. Those who wait are woken by the end of
+// their handle and shall have the GIL before it is gone.
 void close_all() {
-  Unlocked::leave();
   for (PyHandle* handle : std::vector<PyHandle*>(live_handles().begin(), live_handles().end())) {
     if (live_handles().contains(handle)) handle->end();
   }
+  Unlocked::let_others_return();
 }
 
 using HandleClass = nb::class_<PyHandle>;

@@ -191,8 +191,9 @@ It has the buffer protocol: give it to NumPy or torch, whose views keep it alive
                                     " bytes and the source " +
                                     std::to_string(source.bytes().size()));
         }
-        const Unlocked unlocked;
-        copy(target.bytes(), source.bytes());
+        in_pieces(target.bytes().size(), [&](std::size_t begin, std::size_t bytes) {
+          copy(target.bytes().subspan(begin, bytes), source.bytes().subspan(begin, bytes));
+        });
       },
       nb::arg("to").none(), nb::arg("source").none(),
       nb::sig("def copy(to: object, source: object) -> None"),

@@ -24,6 +24,10 @@ std::uint64_t to_bytes(nb::handle number, const char* name) {
 
 NB_MODULE(_core, module) {
   using namespace tensorferry::python;
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    throw nb::import_error(
+        "tensorferry works in the main interpreter only, not in a subinterpreter");
+  }
   module.doc() = "The extension behind tensorferry; import that instead.";
   module.attr("__version__") = TENSORFERRY_VERSION;
   nb::set_leak_warnings(false);  // at exit a thread may still hold what it waits for
@@ -38,8 +42,9 @@ NB_MODULE(_core, module) {
         const Buffer memory(buffer, Use::take);
         const std::string name = to_path(path);
         const std::uint64_t at = to_bytes(offset, "offset");
-        const Unlocked unlocked;
-        tensorferry::validate(memory.bytes(), name, at);
+        in_pieces(memory.bytes().size(), [&](std::size_t begin, std::size_t bytes) {
+          tensorferry::validate(memory.bytes().subspan(begin, bytes), name, at + begin);
+        });
       },
       nb::arg("buffer").none(), nb::arg("path").none(), nb::arg("offset") = 0,
       nb::sig("def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> "

@@ -33,15 +33,35 @@ double seconds(std::optional<double> timeout) {
 }
 
 std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
-  if (!self.flight->wait(seconds(timeout))) {
-    PyErr_Format(PyExc_TimeoutError, "the operation is not done after %R s; it goes on",
-                 nb::cast(*timeout).ptr());
-    throw nb::python_error();
+  const std::shared_ptr<Flight> flight = self.flight;
+  if (!flight->wait(seconds(timeout))) {
+    throw Error(
+        {.operation = "wait",
+         .path = {},
+         .offset = {},
+         .length = {},
+         .code = ETIMEDOUT,
+         .hint = "the operation is not done after " + std::to_string(*timeout) + " s; it goes on"});
   }
-  return self.flight->operation.bytes();
+  return flight->operation.bytes();
 }
 
-std::string describe(const PyOperation& self) {
+bool is_done(const PyOperation& self) {
+  const std::shared_ptr<Flight> flight = self.flight;
+  if (!flight->operation.done()) return false;
+  flight->let_go();
+  return true;
+}
+
+void check_process(const PyOperation& self) {
+  try {
+    (void)self.flight->operation.wait_for({});
+  } catch (const Error&) {
+    if (!self.flight->operation.done()) throw;
+  }
+}
+
+nb::str describe(const PyOperation& self) {
   const Operation& operation = self.flight->operation;
   std::string text = "<tensorferry.Operation: ";
   if (!operation.done()) {
@@ -55,8 +75,8 @@ std::string describe(const PyOperation& self) {
     std::snprintf(number.data(), number.size(), "%.3f", took.count());
     text += std::string("done in ") + number.data() + " ms, ";
   }
-  return text + std::to_string(operation.bytes()) + " bytes, " + std::string(operation.engine()) +
-         ">";
+  return shown(text + std::to_string(operation.bytes()) + " bytes, " +
+               std::string(operation.engine()) + ">");
 }
 
 // Where operations report that they are done: numbers in a list and a descriptor to wait on. The
@@ -89,7 +109,15 @@ class Completions {
 
  private:
   struct List {
-    List() : descriptor(::eventfd(0, EFD_CLOEXEC)) {}
+    List() : descriptor(::eventfd(0, EFD_CLOEXEC)) {
+      if (descriptor >= 0) return;
+      throw Error({.operation = "eventfd",
+                   .path = {},
+                   .offset = {},
+                   .length = {},
+                   .code = errno,
+                   .hint = "needed for callbacks; close files or raise ulimit -n"});
+    }
     ~List() { ::close(descriptor); }
     List(const List&) = delete;
     List& operator=(const List&) = delete;
@@ -124,9 +152,10 @@ bool Flight::wait(double limit_seconds) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (Clock::now() >= deadline) return false;
   }
-  buffers.clear();
   seen = true;
-  if (auto error = operation.error()) throw Error(*error);
+  const std::optional<Error> failed = operation.error();
+  let_go();
+  if (failed) throw Error(*failed);
   return true;
 }
 
@@ -139,8 +168,8 @@ void Flight::cancel_and_reap() {
     } catch (const Error&) {  // it was cancelled
     }
   }
-  buffers.clear();
   seen = true;
+  let_go();
 }
 
 static void bind_completions(nb::module_& module) {
@@ -151,10 +180,33 @@ static void bind_completions(nb::module_& module) {
       .def("take", &Completions::take);
 }
 
+using OperationClass = nb::class_<PyOperation>;
+
+static void bind_facts(OperationClass& operation) {
+  operation
+      .def_prop_ro(
+          "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
+          "Moved so far.")
+      .def_prop_ro(
+          "engine", [](const PyOperation& self) { return self.flight->operation.engine(); },
+          "Which engine moves it: `auto` may choose another for one file.")
+      .def_prop_ro("engine_reason",
+                   [](const PyOperation& self) { return self.flight->operation.engine_reason(); })
+      .def_prop_ro(
+          "seconds",
+          [](const PyOperation& self) -> std::optional<double> {
+            if (!self.flight->operation.done()) return std::nullopt;
+            const auto timing = self.flight->operation.timing();
+            return std::chrono::duration<double>(timing.finished - timing.queued).count();
+          },
+          "From the call to the end; None before done().")
+      .def("__repr__", &describe);
+}
+
 void bind_operations(nb::module_& module) {
   bind_completions(module);
-  nb::class_<PyOperation>(module, "Operation",
-                          R"(One transfer under way, or many made by one call.
+  OperationClass operation(module, "Operation",
+                           R"(One transfer under way, or many made by one call.
 
 It completes exactly once: with all its bytes, or with an OSError. The memory is kept alive until
 then, also if you let go of the buffer or give a tensor other memory; only do not resize its
@@ -166,24 +218,28 @@ storage. Wait for it, poll it, cancel it, await it.
 ...     operation = handle.write(data, "weights.bin")
 ...     operation.wait(timeout=60)
 7
-)")
+)");
+  operation
       .def("wait", &wait_or_raise, nb::arg("timeout") = nb::none(),
            "Blocks until the operation is done, with the GIL released, and returns the number of "
            "bytes.\n\nRaises its OSError if it failed or was cancelled (errno.ECANCELED), and "
            "TimeoutError if `timeout` seconds pass first; then it goes on. Ctrl-C raises "
            "KeyboardInterrupt and the operation goes on.")
       .def("result", &wait_or_raise, nb::arg("timeout") = nb::none(), "The same as wait().")
+      .def("done", &is_done, "Whether it has ended, in whichever way.")
       .def(
-          "done", [](const PyOperation& self) { return self.flight->operation.done(); },
-          "Whether it has ended, in whichever way.")
-      .def(
-          "cancel", [](const PyOperation& self) { self.flight->operation.cancel(); },
+          "cancel",
+          [](const PyOperation& self) {
+            self.flight->seen = true;
+            self.flight->operation.cancel();
+          },
           "Asks for an early end. The buffer is not touched any more once done().")
       .def(
           "exception",
           [](PyOperation& self) -> nb::object {
+            if (!is_done(self)) return nb::none();
+            self.flight->seen = true;
             const auto error = self.flight->operation.error();
-            if (self.flight->operation.done()) self.flight->seen = true;
             return error ? as_exception(*error) : nb::none();
           },
           nb::sig("def exception(self) -> OSError | None"),
@@ -203,23 +259,9 @@ storage. Wait for it, poll it, cancel it, await it.
             return nb::module_::import_("tensorferry._callbacks").attr("wait")(self);
           },
           nb::sig("def __await__(self) -> Generator[object, None, int]"))
-      .def_prop_ro(
-          "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
-          "Moved so far.")
-      .def_prop_ro(
-          "engine", [](const PyOperation& self) { return self.flight->operation.engine(); },
-          "Which engine moves it: `auto` may choose another for one file.")
-      .def_prop_ro("engine_reason",
-                   [](const PyOperation& self) { return self.flight->operation.engine_reason(); })
-      .def_prop_ro(
-          "seconds",
-          [](const PyOperation& self) -> std::optional<double> {
-            if (!self.flight->operation.done()) return std::nullopt;
-            const auto timing = self.flight->operation.timing();
-            return std::chrono::duration<double>(timing.finished - timing.queued).count();
-          },
-          "From the call to the end; None before done().")
-      .def("__repr__", &describe);
+      .def("check_process", &check_process,
+           "Raises ChildProcessError for an operation that the parent of a fork has started.");
+  bind_facts(operation);
 }
 
 }  // namespace tensorferry::python

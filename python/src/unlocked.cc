@@ -1,5 +1,7 @@
 #include "unlocked.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,8 +12,21 @@ namespace tensorferry::python {
 
 namespace {
 
-std::atomic<bool> leaving{false};
-std::atomic<int> returning{0};  // threads between their look at `leaving` and the GIL
+std::atomic<int> returning{0};  // threads that want the GIL back
+
+// In the child of a fork there is one thread, and it holds the GIL.
+[[maybe_unused]] const int at_fork = ::pthread_atfork(nullptr, nullptr, [] { returning = 0; });
+
+// Not part of the stable ABI before Python 3.13, and under another name.
+bool finalizing() noexcept {
+  using Question = int (*)();
+  static const auto ask = [] {
+    void* found = ::dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    if (found == nullptr) found = ::dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    return reinterpret_cast<Question>(found);
+  }();
+  return ask != nullptr && ask() != 0;
+}
 
 }  // namespace
 
@@ -19,7 +34,7 @@ bool on_main_thread() noexcept { return ::getpid() == ::gettid(); }
 
 Unlocked::~Unlocked() {
   ++returning;
-  if (leaving && !on_main_thread()) {
+  if (!on_main_thread() && finalizing()) {
     --returning;
     for (;;) ::pause();
   }
@@ -27,10 +42,8 @@ Unlocked::~Unlocked() {
   --returning;
 }
 
-void Unlocked::leave() {
-  leaving = true;
+void Unlocked::let_others_return() {
   PyThreadState* state = PyEval_SaveThread();
-  // Those who did not see the flag get the GIL now, while it can still be had.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   while (returning > 0 && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

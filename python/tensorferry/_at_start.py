@@ -10,17 +10,24 @@ import sys
 class _Watch:
     """Finds `deepspeed` as everybody else does, and enables tensorferry once it is imported."""
 
+    looking = False
+
     def find_spec(self, name, path=None, target=None):
-        if name != "deepspeed":
+        if name != "deepspeed" or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             from . import deepspeed
 
             deepspeed.enable()

@@ -35,8 +35,11 @@ class _Listener:
 def _call(operation, callback):
     try:
         callback(operation)
-    except Exception:
-        _log.exception("a callback of %r raised", operation)
+    except BaseException:  # SystemExit too: the thread serves everybody
+        try:
+            _log.exception("a callback of %r raised", operation)
+        except BaseException:  # as does a handler of the log that raises
+            pass
 
 
 _listener = None
@@ -59,10 +62,12 @@ def add(operation: Operation, callback) -> None:
     if operation.done():
         _call(operation, callback)
         return
+    operation.check_process()  # in the child of a fork the parent's operations never end
     with _lock:
         if _listener is None:
             _listener = _Listener()
-    _listener.add(operation, callback)
+        listener = _listener
+    listener.add(operation, callback)
 
 
 def wait(operation: Operation):

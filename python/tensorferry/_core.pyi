@@ -186,6 +186,11 @@ class Operation:
 
     def __await__(self) -> Generator[object, None, int]: ...
 
+    def check_process(self) -> None:
+        """
+        Raises ChildProcessError for an operation that the parent of a fork has started.
+        """
+
     @property
     def bytes(self) -> int:
         """Moved so far."""

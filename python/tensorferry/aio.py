@@ -39,13 +39,12 @@ def _report(start, transferred, verbose):
 
 
 def _wrong_size(filename, size, wanted):
-    error = InvalidArgument(
-        errno.EINVAL,
-        f"read: the file holds {size} bytes and the buffer {wanted}; they must be equal "
-        "(a Handle reads parts)",
-        filename,
+    hint = (
+        f"the file holds {size} bytes and the buffer {wanted}; they must be equal "
+        "(a Handle reads parts)"
     )
-    error.operation, error.offset, error.length, error.hint = "read", 0, wanted, error.strerror
+    error = InvalidArgument(errno.EINVAL, f"read: {hint}", filename)
+    error.operation, error.offset, error.length, error.hint = "read", 0, wanted, hint
     return error
 
 
@@ -94,12 +93,12 @@ def aio_write(
 ):
     """Leaves a file that holds exactly the buffer and returns 0. See aio_read()."""
     start = time.perf_counter()
+    size = _core.byte_count(buffer)
     with (
         Handle(**_settings(block_size, queue_depth, single_submit, overlap_events, 1)) as handle,
         File(filename, "write") as file,
     ):
         handle.write_now(buffer, file)
-        size = _core.byte_count(buffer)
         if file.size > size:
             file.resize(size)
     transferred = time.perf_counter()
@@ -140,11 +139,12 @@ class pin_handle:
         num_elem = operator.index(num_elem)
         if num_elem < 0:
             raise ValueError(f"num_elem is {num_elem}; it must not be negative")
-        # At least a byte, so that an empty tensor has an address of its own too.
-        pages = _core.PinnedBuffer(max(1, num_elem * example.dtype.itemsize))
-        storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
-        # Set, not viewed: DeepSpeed ties a finalizer to it, so it must be a root.
-        return torch.empty(0, dtype=example.dtype).set_(storage, 0, (num_elem,))
+        # At least an element, so that an empty tensor has an address of its own too.
+        # frombuffer() makes a root, to which DeepSpeed ties a finalizer, whatever the default
+        # device is and whichever constructors DeepSpeed has replaced.
+        pages = _core.PinnedBuffer(max(1, num_elem) * example.dtype.itemsize)
+        locked = torch.frombuffer(pages, dtype=example.dtype)
+        return locked if num_elem else locked.resize_(0)
 
     def free_cpu_locked_tensor(self, locked_tensor):
         """True if the tensor begins one of ours that was not freed before, else False.
@@ -155,7 +155,7 @@ class pin_handle:
             if not locked_tensor.is_cpu or locked_tensor.storage_offset() != 0:
                 return False
             return _core.retire(locked_tensor.untyped_storage().data_ptr())
-        except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or without memory
+        except Exception:  # no tensor, or one without memory
             return False
 
     def free_cpu_locked_tensor_by_ptr(self, address):
@@ -300,16 +300,16 @@ class aio_handle:
         with self._lock:
             pending, self._pending = self._pending, []
         failures = []
-        for done, (operation, check) in enumerate(pending):
+        for operation, check in pending:
             try:
                 operation.wait()
                 if check is not None:
                     _core.validate(*check)
-            except OSError as failure:
+            except Exception as failure:
                 failures.append(failure)
-            except BaseException:  # Ctrl-C: what was not waited for stays pending
+            except BaseException:  # Ctrl-C: all stays pending, so that no failure is lost
                 with self._lock:
-                    self._pending[:0] = pending[done:]
+                    self._pending[:0] = pending
                 raise
         if failures:
             first = failures[0]
@@ -338,6 +338,8 @@ class aio_handle:
             _core.validate(buffer, filename, file_offset)
 
     def _start(self, transfer, buffer, file, validate, file_offset):
+        if validate and isinstance(file, int):
+            raise TypeError("validation reads the file anew: give its name, not a descriptor")
         operation = transfer(buffer, file, file_offset)
         check = (buffer, file, file_offset) if validate else None
         with self._lock:
@@ -375,7 +377,10 @@ class gds_handle(aio_handle):
 
 
 def _no_gpu(what):
-    return OSError(errno.EOPNOTSUPP, f"{what}: this build of tensorferry does not reach GPUs yet")
+    hint = "this build of tensorferry does not reach GPUs yet"
+    error = OSError(errno.EOPNOTSUPP, f"{what}: {hint}")
+    error.operation, error.offset, error.length, error.hint = what, None, None, hint
+    return error
 
 
 _pins = pin_handle()
