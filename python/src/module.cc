@@ -24,10 +24,6 @@ std::uint64_t to_bytes(nb::handle number, const char* name) {
 
 NB_MODULE(_core, module) {
   using namespace tensorferry::python;
-  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
-    throw nb::import_error(
-        "tensorferry works in the main interpreter only, not in a subinterpreter");
-  }
   module.doc() = "The extension behind tensorferry; import that instead.";
   module.attr("__version__") = TENSORFERRY_VERSION;
   nb::set_leak_warnings(false);  // at exit a thread may still hold what it waits for

@@ -252,7 +252,8 @@ storage. Wait for it, poll it, cancel it, await it.
           nb::arg("callback"),
           nb::sig("def add_done_callback(self, callback: Callable[[Operation], object]) -> None"),
           "Calls callback(operation) when it is done, on a thread kept for callbacks; at once on "
-          "this one if it is done already.")
+          "this one if it is done already. All callbacks share that thread: one that waits for "
+          "another waits for ever.")
       .def(
           "__await__",
           [](nb::handle self) {

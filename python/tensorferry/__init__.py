@@ -20,6 +20,21 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
         "use the ordinary build of the interpreter (python3.13, not python3.13t)"
     )
 
+
+def _in_subinterpreter():
+    try:
+        import _interpreters as interpreters
+    except ImportError:
+        try:
+            import _xxsubinterpreters as interpreters  # its name before Python 3.13
+        except ImportError:
+            return False
+    return interpreters.get_current() != interpreters.get_main()
+
+
+if _in_subinterpreter():
+    raise ImportError("tensorferry works in the main interpreter only, not in a subinterpreter")
+
 from ._core import (
     File,
     Handle,

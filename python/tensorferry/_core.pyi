@@ -181,7 +181,7 @@ class Operation:
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
         """
-        Calls callback(operation) when it is done, on a thread kept for callbacks; at once on this one if it is done already.
+        Calls callback(operation) when it is done, on a thread kept for callbacks; at once on this one if it is done already. All callbacks share that thread: one that waits for another waits for ever.
         """
 
     def __await__(self) -> Generator[object, None, int]: ...

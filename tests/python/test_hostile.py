@@ -297,6 +297,26 @@ def test_awaiting_the_parents_operation_in_a_child_is_an_error(big):
     )
 
 
+def test_a_subinterpreter_is_refused_and_harms_nobody():
+    out = check_python(
+        """
+        import sys, tensorferry
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        code = f"import sys; sys.path[:] = {sys.path}\\n"
+        code += "try: import tensorferry\\n"
+        code += "except ImportError as error: print(error, flush=True)"
+        other = interpreters.create()
+        interpreters.run_string(other, code)
+        interpreters.destroy(other)
+        repr(tensorferry.Handle())
+        """
+    )
+    assert "subinterpreter" in out
+
+
 def test_ending_early_is_said_in_the_log(big, caplog):
     with caplog.at_level(logging.WARNING, "tensorferry"):
         handle = Handle(queue_depth=1, block_bytes=4096, workers=1)
