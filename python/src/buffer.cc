@@ -19,7 +19,6 @@ struct Names {
   PyObject* layout = intern("layout");
   PyObject* is_cpu = intern("is_cpu");
   PyObject* device = intern("device");
-  PyObject* type = intern("type");
   PyObject* is_contiguous = intern("is_contiguous");
   PyObject* is_complex = intern("is_complex");
   PyObject* is_conj = intern("is_conj");
@@ -250,7 +249,6 @@ bool Buffer::take_array_interface(nb::handle object, Use use) {
 
 void Buffer::take_dlpack(nb::handle object, Use use) {
   const auto take = [&](const auto& array) {
-    owner_ = nb::borrow(object);
     array_ = std::make_shared<std::decay_t<decltype(array)>>(array);
     bytes_ = {static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data()))),
               array.nbytes()};

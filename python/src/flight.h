@@ -24,6 +24,9 @@ struct Flight {
   // Throws Error if the operation failed, nb::python_error if a signal handler raised.
   bool wait(double seconds);
 
+  // Waits for its end, however it ends. Without the GIL.
+  void reap() const noexcept;
+
   // After a synchronous call was interrupted: the buffer is the caller's again when this returns.
   void cancel_and_reap();
 };

@@ -97,7 +97,7 @@ class PyHandle {
     {
       const Unlocked unlocked;
       for (const auto& flight : flights) flight->operation.cancel();
-      for (const auto& flight : flights) reap(flight->operation);
+      for (const auto& flight : flights) flight->reap();
       ending.reset();
     }
     if (cut_short > 0) {
@@ -117,13 +117,6 @@ class PyHandle {
   static std::shared_ptr<Handle> make(const HandleOptions& options) {
     const Unlocked unlocked;
     return std::make_shared<Handle>(options);
-  }
-
-  static void reap(const Operation& operation) noexcept {
-    try {
-      operation.wait();
-    } catch (const Error&) {  // how it ended is asked later
-    }
   }
 
   static void log(const std::string& text) noexcept {

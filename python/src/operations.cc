@@ -4,7 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -159,14 +159,18 @@ bool Flight::wait(double limit_seconds) {
   return true;
 }
 
+void Flight::reap() const noexcept {
+  try {
+    operation.wait();
+  } catch (const Error&) {  // how it ended is asked later
+  }
+}
+
 void Flight::cancel_and_reap() {
   operation.cancel();
   {
     const Unlocked unlocked;
-    try {
-      operation.wait();
-    } catch (const Error&) {  // it was cancelled
-    }
+    reap();
   }
   seen = true;
   let_go();

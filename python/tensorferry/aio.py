@@ -260,19 +260,13 @@ class aio_handle:
 
     def pread(self, buffer, filename, validate, *args, **kwargs):
         """pread(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
-        is_async, file_offset = _async_and_offset(args, kwargs)
-        if is_async:
-            return self._start(self._handle.read, buffer, filename, validate, file_offset)
-        self._now(self._handle.read_now, buffer, filename, validate, file_offset)
-        return 1
+        calls = self._handle.read, self._handle.read_now
+        return self._start_or_now(calls, buffer, filename, validate, args, kwargs)
 
     def pwrite(self, buffer, filename, validate, *args, **kwargs):
         """pwrite(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
-        is_async, file_offset = _async_and_offset(args, kwargs)
-        if is_async:
-            return self._start(self._handle.write, buffer, filename, validate, file_offset)
-        self._now(self._handle.write_now, buffer, filename, validate, file_offset)
-        return 1
+        calls = self._handle.write, self._handle.write_now
+        return self._start_or_now(calls, buffer, filename, validate, args, kwargs)
 
     def sync_pread(self, buffer, filename, file_offset=0):
         """Reads and returns 1."""
@@ -331,6 +325,14 @@ class aio_handle:
     def is_pinned(self, buffer):
         """See pin_handle.is_pinned()."""
         return _core.is_pinned(buffer)
+
+    def _start_or_now(self, calls, buffer, filename, validate, args, kwargs):
+        start, now = calls
+        is_async, file_offset = _async_and_offset(args, kwargs)
+        if is_async:
+            return self._start(start, buffer, filename, validate, file_offset)
+        self._now(now, buffer, filename, validate, file_offset)
+        return 1
 
     def _now(self, transfer, buffer, filename, validate, file_offset):
         transfer(buffer, filename, file_offset)
