@@ -28,6 +28,9 @@ TSAN_TESTS := src/engines_test src/memory_test src/handle_test tests/faults/stre
 # ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+# Tests do not depend on what somebody has tuned on this machine.
+test soak asan tsan: export TENSORFERRY_PROFILES :=
+
 .PHONY: build test soak bench compare python-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)

@@ -29,6 +29,8 @@ enum class Overlap : std::uint8_t { on, off };
 // needed to read them back; those, all metadata and the file's directory entry.
 enum class Durability : std::uint8_t { none, data, full };
 
+// What is left at 0 or `automatic` is taken from the profile that `tensorferry tune` has made for
+// the drive, else from what sysfs tells of it.
 struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: what the file's device likes best

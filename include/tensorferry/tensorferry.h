@@ -4,6 +4,7 @@
 
 #include "tensorferry/aio.h"            // IWYU pragma: export
 #include "tensorferry/copy.h"           // IWYU pragma: export
+#include "tensorferry/device.h"         // IWYU pragma: export
 #include "tensorferry/error.h"          // IWYU pragma: export
 #include "tensorferry/file.h"           // IWYU pragma: export
 #include "tensorferry/handle.h"         // IWYU pragma: export

@@ -17,6 +17,7 @@
 
 #include "base/alignment.h"
 #include "os/system.h"
+#include "tensorferry/error.h"
 
 namespace tensorferry::files {
 
@@ -58,6 +59,12 @@ std::string first_line_of(const std::string& path) {
   std::string text = os::read_text(path);
   text.resize(std::min(text.find('\n'), text.size()));
   return text;
+}
+
+std::string trimmed(const std::string& text) {
+  const std::size_t begin = text.find_first_not_of(" \t");
+  if (begin == std::string::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
 // 0 where the file is absent or holds no such number.
@@ -171,7 +178,11 @@ class Inspection {
   static constexpr std::size_t queue_depth_max = 128;
 
   void take_hints(const std::string& disk) {
-    if (device_.name.empty()) device_.name = name_of(disk);
+    if (device_.name.empty()) {
+      device_.name = name_of(disk);
+      device_.number = first_line_of(disk + "/dev");
+      device_.identity = identity_of(disk);
+    }
     const std::string queue = disk + "/queue/";
     limit_request(size_in(queue + "max_sectors_kb") * KiB);
     limit_request(size_in(queue + "max_segments") * page_bytes);
@@ -196,6 +207,15 @@ class Inspection {
       if (take(line, '=') == "DEVNAME") return std::string(line);
     }
     return {};
+  }
+
+  // Serial numbers go with the drive; a name and a size are the next best.
+  [[nodiscard]] std::string identity_of(const std::string& disk) const {
+    for (const char* file :
+         {"/wwid", "/device/wwid", "/serial", "/device/serial", "/dm/uuid", "/md/uuid"}) {
+      if (std::string text = trimmed(first_line_of(disk + file)); !text.empty()) return text;
+    }
+    return device_.name + "-" + first_line_of(disk + "/size");
   }
 
   void visit_slaves(const std::string& folder, unsigned depth) {
@@ -274,8 +294,28 @@ const Device& device_of(unsigned major, unsigned minor) {
     if (const auto found = devices->find(number); found != devices->end()) return found->second;
   }
   Device device = inspect_device(major, minor);
+  take_profile(device);
   const std::lock_guard lock(devices_mutex);
   return devices->try_emplace(number, std::move(device)).first->second;
 }
 
 }  // namespace tensorferry::files
+
+namespace tensorferry {
+
+Device device_of(const std::string& path) {
+  struct statx facts{};
+  const int code = os::System::real().stat_path(path.c_str(), STATX_TYPE, &facts);
+  if (code < 0) {
+    throw Error({.operation = "look at",
+                 .path = path,
+                 .offset = {},
+                 .length = {},
+                 .code = -code,
+                 .hint = {}});
+  }
+  if (S_ISBLK(facts.stx_mode)) return files::device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
+  return files::device_of(facts.stx_dev_major, facts.stx_dev_minor);
+}
+
+}  // namespace tensorferry

@@ -163,16 +163,18 @@ Limits Conductor::limits_for(const files::OpenFile& file, const Crew& crew) cons
 
 // --- Crews -----------------------------------------------------------------------------------
 
-Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const files::Device& device,
+Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Device& device,
                                                     std::size_t slot_bytes) {
   const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
-  const unsigned workers = options_.workers > 0
-                               ? options_.workers
+  const unsigned workers = options_.workers > 0 ? options_.workers
+                           : device.profile
+                               ? device.profile->workers
                                : std::min({device.disks, processors, auto_workers_max});
   // The device's depth is for all workers together.
+  const unsigned depth_min = device.profile ? 1 : auto_queue_depth_min;
   const unsigned depth = options_.queue_depth > 0
                              ? options_.queue_depth
-                             : std::max(device.queue_depth / workers, auto_queue_depth_min);
+                             : std::max(device.queue_depth / workers, depth_min);
   const std::size_t wanted =
       options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes) : device.block_bytes;
   const std::size_t budget = slot_bytes / workers;
@@ -190,17 +192,28 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const files
 }
 
 template <class Open>
-auto Conductor::choose_engine(Open open) -> Result<std::pair<EngineKind, std::string>> {
+auto Conductor::choose_engine(const Device& device, Open open)
+    -> Result<std::pair<EngineKind, std::string>> {
   if (options_.engine != EngineKind::automatic) {
     if (Status opened = open(options_.engine); !opened.ok()) return opened.error();
     return std::pair(options_.engine, std::string("chosen by the caller"));
   }
   std::string refusals;
+  if (!device.profile_problem.empty()) refusals = device.profile_problem + "; ";
+  if (device.profile && device.profile->engine != EngineKind::automatic) {
+    const Status opened = open(device.profile->engine);
+    if (opened.ok()) {
+      return std::pair(device.profile->engine,
+                       "auto: chosen by the profile of " + device.name + ", which tune made");
+    }
+    refusals += std::string(opened.error().what()) + "; ";
+  }
   for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio}) {
     const Status opened = open(kind);
     if (opened.ok()) {
-      return std::pair(kind, refusals.empty() ? "auto: io_uring is the first choice and works here"
-                                              : "auto: " + refusals + "using libaio");
+      return std::pair(kind, refusals.empty()
+                                 ? "auto: io_uring is the first choice and works here"
+                                 : "auto: " + refusals + "using " + std::string(to_string(kind)));
     }
     refusals += std::string(opened.error().what()) + "; ";
   }
@@ -208,10 +221,10 @@ auto Conductor::choose_engine(Open open) -> Result<std::pair<EngineKind, std::st
   return std::pair(EngineKind::threads, "auto: " + refusals + "using threads");
 }
 
-Result<Conductor::Team*> Conductor::main_team(const files::Device& device) {
+Result<Conductor::Team*> Conductor::main_team(const Device& device) {
   const std::lock_guard lock(mutex_);
   if (main_.crew != nullptr) return &main_;
-  auto chosen = choose_engine([&](EngineKind kind) -> Status {
+  auto chosen = choose_engine(device, [&](EngineKind kind) -> Status {
     auto crew = start_crew(kind, device, options_.slot_bytes / slot_shares * main_shares);
     if (!crew.ok()) return crew.error();
     main_.crew = std::move(crew.value());
@@ -220,7 +233,10 @@ Result<Conductor::Team*> Conductor::main_team(const files::Device& device) {
   if (!chosen.ok()) return chosen.error();
   const auto& [kind, reason] = chosen.value();
   main_.reason = std::make_shared<const std::string>(reason);
-  if (options_.engine == EngineKind::automatic && kind != EngineKind::io_uring) {
+  const EngineKind first_choice = device.profile && device.profile->engine != EngineKind::automatic
+                                      ? device.profile->engine
+                                      : EngineKind::io_uring;
+  if (options_.engine == EngineKind::automatic && kind != first_choice) {
     ledger_->note_fallback(reason);
   }
   return &main_;
@@ -251,7 +267,7 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
     const std::lock_guard lock(mutex_);
     if (main_.crew != nullptr) return std::pair(main_.crew->options().engine, *main_.reason);
   }
-  return choose_engine([this](EngineKind kind) -> Status {
+  return choose_engine(Device{}, [this](EngineKind kind) -> Status {
     auto engine = open_engine_(kind, std::max(options_.queue_depth, 1U), system_);
     if (!engine.ok()) return engine.error();
     return Nothing{};
@@ -266,7 +282,7 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   for (const Part& part : parts) {
     if (Status checked = check(direction, part); !checked.ok()) return checked.error();
   }
-  Result<Team*> team = parts.empty() ? main_team(files::Device{}) : team_for(*parts.front().file);
+  Result<Team*> team = parts.empty() ? main_team(Device{}) : team_for(*parts.front().file);
   if (!team.ok()) return team.error();
   auto transfer = std::make_shared<Transfer>(direction, verb_of(direction), ledger_);
   if (Status added = add_runs(*transfer, parts, *team.value()->crew); !added.ok())

@@ -73,13 +73,14 @@ class Conductor {
   [[nodiscard]] Status check(Direction direction, const Part& part) const;
   [[nodiscard]] Status check_generation() const;
   [[nodiscard]] Limits limits_for(const files::OpenFile& file, const Crew& crew) const noexcept;
-  [[nodiscard]] Result<Team*> main_team(const files::Device& device);
+  [[nodiscard]] Result<Team*> main_team(const Device& device);
   [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
-  // Tries to open the engine of the user's choice, or those of `auto` in their order, with `open`.
+  // Tries to open the engine of the user's choice, or the one of the device's profile, or those of
+  // `auto` in their order, with `open`.
   template <class Open>
-  [[nodiscard]] auto choose_engine(Open open) -> Result<std::pair<EngineKind, std::string>>;
-  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind,
-                                                         const files::Device& device,
+  [[nodiscard]] auto choose_engine(const Device& device, Open open)
+      -> Result<std::pair<EngineKind, std::string>>;
+  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, const Device& device,
                                                          std::size_t slot_bytes);
   [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
   [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,

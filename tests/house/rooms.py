@@ -15,12 +15,18 @@ ROOMS = {
     "files": {"os", "base"},
     "memory": {"os", "base"},
     "handle": {"engines", "files", "memory", "os", "base"},
+    "bench": set(),
+    "cli": {"bench"},
 }
+
+# No part of the library: they use it through its public headers alone, like everybody else.
+OUTSIDE = {"bench", "cli"}
 
 # Each public header belongs to the room that implements it.
 PUBLIC_HEADERS = {
     "aio.h": "handle",
     "copy.h": "memory",
+    "device.h": "files",
     "error.h": "base",
     "export.h": "base",
     "file.h": "files",
@@ -37,6 +43,9 @@ PUBLIC_HEADERS = {
 # its types appear. They may print, as what they stand in for does.
 ADAPTERS = {"torch.h", "deepspeed_py_aio.h"}
 ADAPTED = re.compile(r"^(torch|ATen)/")
+
+# Libraries that serve the command.
+COMMAND_ONLY = re.compile(r"^(CLI|fmt|nlohmann)/|^xxhash\.h$")
 
 # Headers of other libraries that have one home each.
 HOMES = {
@@ -120,7 +129,11 @@ def judge_include(src, name, room, header, quoted):
         return None if name == HOMES[header] else f"belongs in {HOMES[header]} alone"
     if not test and (TEST_ONLY.match(header) or is_test(Path(header))):
         return "only tests may"
+    if COMMAND_ONLY.match(header) and room not in OUTSIDE:
+        return "only the command may"
     first, _, rest = header.partition("/")
+    if first == "tensorferry" and room in OUTSIDE:
+        return None if rest in PUBLIC_HEADERS else "not of the public API"
     if first == "tensorferry":
         owner = PUBLIC_HEADERS.get(rest)
         if owner is None:
@@ -172,10 +185,10 @@ def check_python_includes(root):
 
 
 def check_manners(root):
-    """The library never prints, aborts or exits."""
+    """Only the command prints, aborts or exits; the library and what measures never do."""
     found = []
     for path in cpp_files(root / "src") + cpp_files(root / "include"):
-        if is_test(path) or path.name in ADAPTERS:
+        if is_test(path) or path.name in ADAPTERS or path.parent == root / "src" / "cli":
             continue
         for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
             match = OUTSPOKEN.search(line)

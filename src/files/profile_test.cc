@@ -1,0 +1,112 @@
+// Profiles are kept, found again and refused when damaged.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "base/alignment.h"
+#include "files/device.h"
+#include "tensorferry/error.h"
+
+namespace tensorferry::files {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ProfileTest : public testing::Test {
+ protected:
+  ProfileTest() {
+    std::string pattern = (fs::temp_directory_path() / "profile_test.XXXXXX").string();
+    place_ = mkdtemp(pattern.data());
+    const char* before = getenv("TENSORFERRY_PROFILES");
+    if (before != nullptr) before_ = before;
+    setenv("TENSORFERRY_PROFILES", (place_ / "profiles").c_str(), 1);
+    device_.name = "nvme9n9";
+    device_.identity = "eui.0025/3852 11";
+  }
+  ~ProfileTest() override {
+    if (before_.empty()) {
+      unsetenv("TENSORFERRY_PROFILES");
+    } else {
+      setenv("TENSORFERRY_PROFILES", before_.c_str(), 1);
+    }
+    std::error_code ignored;
+    fs::remove_all(place_, ignored);
+  }
+
+  fs::path place_;
+  std::string before_;
+  Device device_;
+};
+
+TEST_F(ProfileTest, a_saved_profile_is_taken) {
+  const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  EXPECT_EQ(path, (place_ / "profiles/eui.0025_3852_11.profile").string());
+  take_profile(device_);
+  ASSERT_TRUE(device_.profile.has_value());
+  EXPECT_EQ(device_.profile->engine, EngineKind::libaio);
+  EXPECT_EQ(device_.block_bytes, 256 * KiB);
+  EXPECT_EQ(device_.queue_depth, 32U) << "of all workers";
+  EXPECT_EQ(device_.profile->workers, 2U);
+  EXPECT_EQ(device_.profile_problem, "");
+}
+
+TEST_F(ProfileTest, the_newer_profile_replaces_the_older) {
+  save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
+  take_profile(device_);
+  EXPECT_EQ(device_.block_bytes, 512 * KiB);
+}
+
+TEST_F(ProfileTest, another_device_has_none) {
+  save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  Device other = device_;
+  other.identity = "eui.1";
+  take_profile(other);
+  EXPECT_FALSE(other.profile);
+  EXPECT_EQ(other.profile_problem, "");
+}
+
+TEST_F(ProfileTest, an_empty_variable_switches_profiles_off) {
+  save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  setenv("TENSORFERRY_PROFILES", "", 1);
+  take_profile(device_);
+  EXPECT_FALSE(device_.profile);
+  EXPECT_EQ(profile_path(device_), "");
+  EXPECT_THROW(save_profile(device_, {}), Error);
+}
+
+TEST_F(ProfileTest, a_path_without_a_device_has_no_profile) { EXPECT_EQ(profile_path({}), ""); }
+
+TEST_F(ProfileTest, a_place_that_cannot_be_made_is_an_error) {
+  std::ofstream(place_ / "file") << "x";
+  setenv("TENSORFERRY_PROFILES", (place_ / "file/profiles").c_str(), 1);
+  EXPECT_THROW(save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2}), Error);
+}
+
+class DamagedProfile : public ProfileTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(DamagedProfile, is_not_used_and_says_so) {
+  const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  std::ofstream(path, std::ios::trunc) << GetParam();
+  const std::size_t before = device_.block_bytes;
+  take_profile(device_);
+  EXPECT_FALSE(device_.profile);
+  EXPECT_EQ(device_.block_bytes, before);
+  EXPECT_NE(device_.profile_problem.find(path), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    all, DamagedProfile,
+    testing::Values("engine io_uring\n", "block_bytes 0\nqueue_depth 1\nworkers 1\n",
+                    "block_bytes 4096\nqueue_depth 1\nworkers 17\n",
+                    "block_bytes 4096\nqueue_depth 5000\nworkers 1\n",
+                    "block_bytes 99999999999999999999\nqueue_depth 1\nworkers 1\n",
+                    "engine magic\nblock_bytes 4096\nqueue_depth 1\nworkers 1\n",
+                    "block_bytes 4096\nqueue_depth 1\nworkers 1\nsurprise 1\n", "block_bytes\n",
+                    "\x01\x02\x03"));
+
+}  // namespace
+}  // namespace tensorferry::files
