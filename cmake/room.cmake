@@ -1,8 +1,9 @@
 # A room of the house: its own target, linked to the rooms below it and to nothing else. Rooms are
 # object libraries, whose objects reach only those who link them by name.
 #   tensorferry_room(NAME engines BELOW os base SOURCES a.cc LIBRARIES x TESTS a_test.cc)
+# One that is OUTSIDE is no part of the library; it uses it as everybody does, by its public API.
 function(tensorferry_room)
-  cmake_parse_arguments(room "" "NAME" "BELOW;SOURCES;LIBRARIES;TESTS" ${ARGN})
+  cmake_parse_arguments(room "OUTSIDE" "NAME" "BELOW;SOURCES;LIBRARIES;TESTS" ${ARGN})
   set(target tensorferry_${room_NAME})
   add_library(${target} OBJECT ${room_SOURCES})
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include
@@ -10,7 +11,11 @@ function(tensorferry_room)
   list(TRANSFORM room_BELOW PREPEND tensorferry_ OUTPUT_VARIABLE below)
   target_link_libraries(${target} PUBLIC ${below} ${room_LIBRARIES} Threads::Threads
                         PRIVATE tensorferry_flags)
-  set_property(GLOBAL APPEND PROPERTY tensorferry_rooms ${target})
+  if(room_OUTSIDE)
+    target_link_libraries(${target} PUBLIC tensorferry::static)
+  else()
+    set_property(GLOBAL APPEND PROPERTY tensorferry_rooms ${target})
+  endif()
 
   if(TENSORFERRY_TESTS AND room_TESTS)
     add_executable(${room_NAME}_test ${room_TESTS})

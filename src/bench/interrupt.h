@@ -1,0 +1,27 @@
+// Ctrl-C and SIGTERM: work ends at the next chance, files are removed, results are kept.
+#pragma once
+
+#include <exception>
+
+#include "tensorferry/operation.h"
+
+namespace tensorferry::bench {
+
+// Thrown where an interrupt is noticed.
+class Interrupted : public std::exception {
+ public:
+  [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
+};
+
+// From now on SIGINT and SIGTERM only set a flag; a second one ends the process at once.
+void catch_interrupts();
+
+[[nodiscard]] bool interrupted() noexcept;
+
+// Throws Interrupted if there was one.
+void check_interrupt();
+
+// Waits for an operation, or cancels it and throws Interrupted when one comes.
+void finish(const Operation& operation);
+
+}  // namespace tensorferry::bench

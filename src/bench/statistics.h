@@ -1,0 +1,35 @@
+// What is said about a list of measurements. Pure arithmetic.
+#pragma once
+
+#include <optional>
+#include <span>
+
+namespace tensorferry::bench {
+
+struct Summary {
+  double mean = 0;
+  double median = 0;
+  double standard_deviation = 0;  // of the sample (n - 1); 0 for one value
+  // The 95 % confidence interval of the mean, by Student's t; the mean itself for one value.
+  double ci95_low = 0;
+  double ci95_high = 0;
+  // Percentiles, interpolated between neighbours.
+  double p50 = 0;
+  double p90 = 0;
+  double p99 = 0;
+  std::optional<double> p999;  // from 1,000 values on
+};
+
+// Of at least one value.
+[[nodiscard]] Summary summarize(std::span<const double> values);
+
+// The value that a Student t variable stays below with this probability (between 0 and 1).
+[[nodiscard]] double student_t_quantile(double probability, double degrees_of_freedom);
+
+// Half the width of the 95 % confidence interval of the mean; infinite for fewer than two values.
+[[nodiscard]] double ci95_half_width(std::span<const double> values);
+
+[[nodiscard]] double mean_of(std::span<const double> values);
+[[nodiscard]] double median_of(std::span<const double> values);
+
+}  // namespace tensorferry::bench

@@ -1,0 +1,108 @@
+#include "cli/arguments.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "bench/sizes.h"
+
+namespace tensorferry::cli {
+
+namespace {
+
+std::uint64_t size_or_complaint(const std::string& text) {
+  const auto bytes = bench::parse_size(text);
+  if (!bytes) throw CLI::ValidationError(text + " is not a size: write 4K, 2M or 1G");
+  if (*bytes == 0) throw CLI::ValidationError("the size must not be 0");
+  return *bytes;
+}
+
+// How many letters must be changed, added or taken away.
+std::size_t distance(const std::string& one, const std::string& other) {
+  std::vector<std::size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= one.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= other.size(); ++j) {
+      const std::size_t changed = diagonal + (one[i - 1] == other[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::vector<std::string> normalize(const std::vector<std::string>& arguments) {
+  std::vector<std::string> normal = arguments;
+  for (std::string& argument : normal) {
+    if (argument == "--") break;
+    if (!argument.starts_with("--")) continue;
+    const auto name_end = argument.begin() + static_cast<std::ptrdiff_t>(
+                                                 std::min(argument.find('='), argument.size()));
+    std::replace(argument.begin(), name_end, '_', '-');
+  }
+  return normal;
+}
+
+std::string nearest(const std::string& unknown, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(unknown.size() / 2, 2);
+  for (const std::string& name : known) {
+    // A beginning of a name is near however much is missing.
+    const bool beginning = unknown.size() > 3 && name.starts_with(unknown);
+    const std::size_t away = beginning ? 1 : distance(unknown, name);
+    if (away >= best_distance) continue;
+    best = name;
+    best_distance = away;
+  }
+  return best;
+}
+
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& bytes,
+                      const std::string& description) {
+  return app
+      .add_option_function<std::string>(
+          name, [&bytes](const std::string& text) { bytes = size_or_complaint(text); }, description)
+      ->type_name("SIZE")
+      ->default_str(bench::size_text(bytes));
+}
+
+CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::uint64_t>& bytes,
+                       const std::string& description) {
+  std::string defaults;
+  for (const std::uint64_t size : bytes) {
+    defaults += (defaults.empty() ? "" : " ") + bench::size_text(size);
+  }
+  return app
+      .add_option_function<std::vector<std::string>>(
+          name,
+          [&bytes](const std::vector<std::string>& texts) {
+            bytes.clear();
+            for (const std::string& text : texts) bytes.push_back(size_or_complaint(text));
+          },
+          description)
+      ->type_name("SIZE")
+      ->default_str(defaults);
+}
+
+CLI::Option* add_engine(CLI::App& app, EngineKind& engine) {
+  return app
+      .add_option_function<std::string>(
+          "--engine",
+          [&engine](const std::string& text) {
+            try {
+              engine = parse_engine_kind(text);
+            } catch (const std::exception&) {
+              throw CLI::ValidationError("--engine", text +
+                                                         " is not an engine: choose auto, "
+                                                         "io_uring, libaio or threads");
+            }
+          },
+          "how bytes move: auto, io_uring, libaio or threads")
+      ->type_name("NAME")
+      ->default_str(std::string(to_string(engine)));
+}
+
+}  // namespace tensorferry::cli

@@ -1,0 +1,41 @@
+// How arguments are read: `-` and `_` alike, sizes, and what was probably meant.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tensorferry/options.h"
+
+namespace tensorferry::cli {
+
+inline constexpr int exit_ok = 0;
+inline constexpr int exit_failed = 1;
+inline constexpr int exit_usage = 2;
+
+// A command: its part of the arguments, and what it does once they are read. `run` returns the exit
+// status; what it throws is printed and becomes exit_failed.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+// The arguments as CLI11 wants them: in names of flags `_` becomes `-`. Values stay as they are.
+[[nodiscard]] std::vector<std::string> normalize(const std::vector<std::string>& arguments);
+
+// The known name nearest to the unknown one, or empty when none is near.
+[[nodiscard]] std::string nearest(const std::string& unknown,
+                                  const std::vector<std::string>& known);
+
+// An option that takes a size (4K, 2M, 1G), or several.
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& bytes,
+                      const std::string& description);
+CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::uint64_t>& bytes,
+                       const std::string& description);
+
+// --engine auto|io_uring|libaio|threads.
+CLI::Option* add_engine(CLI::App& app, EngineKind& engine);
+
+}  // namespace tensorferry::cli

@@ -1,0 +1,41 @@
+// What a person sees while something takes long: one line on a terminal, nothing in a pipe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace tensorferry::cli {
+
+// A bar with the share done, the time left and the rate:
+//   Writes: 45%|█████████      | 90/200 [00:01<00:02, 1.2 GB/s]
+// Written to stderr, at most ten times a second, and only if that is a terminal. The destructor
+// leaves the last state on the screen and ends the line.
+class Progress {
+ public:
+  Progress(std::string title, std::uint64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // `note` stands where the rate of steps would: "1.2 GB/s".
+  void show(std::uint64_t done, const std::string& note = {});
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void draw();
+
+  const std::string title_;
+  const std::uint64_t total_;
+  const bool visible_;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point drawn_;
+  std::uint64_t done_ = 0;
+  std::string note_;
+};
+
+// Columns of the terminal on this descriptor, or 0 where it is none.
+[[nodiscard]] unsigned terminal_columns(int descriptor);
+
+}  // namespace tensorferry::cli

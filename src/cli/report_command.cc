@@ -1,0 +1,73 @@
+// `tensorferry report`: the page is made by the Python package, which has plotly.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "cli/commands.h"
+
+namespace tensorferry::cli {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> results;
+  std::string output = "report.html";
+};
+
+constexpr const char* footer = R"(Examples:
+  tensorferry report results.json -o report.html
+  tensorferry report before.json after.json        the runs side by side
+)";
+
+// In a process of its own, because a person without the package should read one line, not a trace.
+constexpr const char* program = R"(
+import sys
+try:
+    from tensorferry.report import main
+except ImportError as error:
+    sys.exit("tensorferry report: %s: the report is made by the Python package; install it with "
+             "`pip install 'tensorferry[report]'` for %s" % (error, sys.executable))
+sys.exit(main(sys.argv[1:]))
+)";
+
+// The Python of the environment that this command was installed into, else the first on the path.
+std::string python() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto beside = self.parent_path() / "python3";
+  return !error && access(beside.c_str(), X_OK) == 0 ? beside.string() : "python3";
+}
+
+int run(const Options& options) {
+  std::vector<std::string> words{python(), "-c", program};
+  words.insert(words.end(), options.results.begin(), options.results.end());
+  words.insert(words.end(), {"-o", options.output});
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  execvp(pointers.front(), pointers.data());
+  throw std::system_error(errno, std::generic_category(),
+                          "the report needs " + words.front() + ", which cannot be started");
+}
+
+}  // namespace
+
+Command add_report(CLI::App& program_app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app = program_app.add_subcommand(
+      "report", "Make one HTML page, with interactive plots, from results files");
+  app->footer(footer);
+  app->add_option("results", options->results, "files that bench, sweep or tune wrote (--json)")
+      ->required()
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
+  app->add_option("-o,--output", options->output, "the page to write")->capture_default_str();
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tensorferry::cli
