@@ -43,6 +43,7 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 	@failed=0; \
 		ctest --preset release -j $(JOBS) || failed=1; \
 		$(PYTEST) -ra tests/house || failed=1; \
+		$(PYTEST) -ra tests/command || failed=1; \
 		$(PYTEST) -ra tests/python || failed=1; \
 		exit $$failed
 

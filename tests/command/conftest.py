@@ -1,0 +1,47 @@
+"""The command, run as a person runs it: in a process of its own, in an empty directory."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("TENSORFERRY_BUILD_DIR", ROOT / "build" / "release"))
+PROGRAM = BUILD / "bin" / "tensorferry"
+
+
+class Command:
+    """`ferry("bench", "--sizes", "4K")` runs it and returns what it said; `code=1` expects that
+    exit status; other keywords go into its environment."""
+
+    def __init__(self, place):
+        self.place = place
+        self.env = os.environ | {
+            "TENSORFERRY_PROFILES": str(place / "profiles"),
+            "PYTHONPATH": str(BUILD / "python"),
+        }
+
+    def start(self, *arguments, **options):
+        options.setdefault("cwd", self.place)
+        return subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, env=self.env, **options)
+
+    def __call__(self, *arguments, code=0, timeout=240, cwd=None, **env):
+        done = subprocess.run(
+            [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+            cwd=cwd or self.place, env=self.env | env, stdin=subprocess.DEVNULL,
+        )
+        said = f"tensorferry {' '.join(map(str, arguments))}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"exit {done.returncode}\n{said}"
+        return done
+
+
+@pytest.fixture
+def ferry(tmp_path):
+    """The command, in a directory of its own."""
+    if not PROGRAM.is_file():
+        pytest.skip(f"no {PROGRAM}: run `make` first")
+    place = tmp_path / "run"
+    place.mkdir()
+    return Command(place)
