@@ -30,17 +30,16 @@ struct Device {
   std::size_t request_bytes_max = 0;    // what one device request carries at most; 0: unknown
 
   // The request size to use: the largest power of two that one device request carries, between
-  // 256 KiB and 1 MiB; 512 KiB where nothing is known. A profile's word comes before.
+  // 256 KiB and 1 MiB; 512 KiB where nothing is known.
   std::size_t block_bytes = std::size_t{512} << 10;
 
   // How many physical disks it is made of, as far as can be seen.
   unsigned disks = 1;
 
-  // How many requests to keep in flight: 16 MiB per disk, but no more than the queue holds. A
-  // profile's word comes before.
+  // How many requests to keep in flight: 16 MiB per disk, but no more than the queue holds.
   unsigned queue_depth = 32;
 
-  std::optional<Profile> profile;
+  std::optional<Profile> profile;  // its word comes before these hints
   std::string profile_problem;  // why a profile that is there is not used
 };
 

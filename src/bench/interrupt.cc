@@ -4,21 +4,38 @@
 
 #include <chrono>
 #include <csignal>
+#include <ctime>
 
 namespace tensorferry::bench {
 
 namespace {
 
 volatile std::sig_atomic_t noticed = 0;
+volatile std::time_t noticed_at = 0;
 
-void notice(int) { noticed = 1; }
+std::time_t now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec;
+}
+
+// Some send a signal twice, to the process and to its group: only a later one means impatience.
+void notice(int signal) {
+  constexpr std::time_t patience_seconds = 2;
+  if (noticed == 0) {
+    noticed = 1;
+    noticed_at = now();
+  } else if (now() - noticed_at >= patience_seconds) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+}
 
 }  // namespace
 
 void catch_interrupts() {
   struct sigaction action{};
   action.sa_handler = notice;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }

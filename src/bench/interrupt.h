@@ -13,7 +13,7 @@ class Interrupted : public std::exception {
   [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
 };
 
-// From now on SIGINT and SIGTERM only set a flag; a second one ends the process at once.
+// From now on SIGINT and SIGTERM only set a flag; one that comes seconds later ends the process.
 void catch_interrupts();
 
 [[nodiscard]] bool interrupted() noexcept;

@@ -1,6 +1,7 @@
 #include "cli/arguments.h"
 
 #include <algorithm>
+#include <fstream>
 #include <numeric>
 
 #include "bench/sizes.h"
@@ -46,6 +47,16 @@ std::vector<std::string> normalize(const std::vector<std::string>& arguments) {
   return normal;
 }
 
+std::vector<std::string> own_arguments() {
+  std::ifstream words("/proc/self/cmdline");
+  std::vector<std::string> arguments;
+  for (std::string word; std::getline(words, word, '\0');) arguments.push_back(word);
+  constexpr std::size_t names = 2;  // of the program and of the command
+  arguments.erase(arguments.begin(), arguments.begin() + static_cast<std::ptrdiff_t>(
+                                                             std::min(names, arguments.size())));
+  return arguments;
+}
+
 std::string nearest(const std::string& unknown, const std::vector<std::string>& known) {
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(unknown.size() / 2, 2);
@@ -85,6 +96,16 @@ CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::
           description)
       ->type_name("SIZE")
       ->default_str(defaults);
+}
+
+CLI::Option* add_count(CLI::App& app, const std::string& name, unsigned& value, unsigned min,
+                       unsigned max, const std::string& description) {
+  CLI::Validator range = CLI::Range(min, max);
+  range.description("");  // the help has no room for it, the complaint has
+  return app.add_option(name, value, description)
+      ->check(range)
+      ->type_name("N")
+      ->capture_default_str();
 }
 
 CLI::Option* add_engine(CLI::App& app, EngineKind& engine) {

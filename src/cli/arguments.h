@@ -25,6 +25,9 @@ struct Command {
 // The arguments as CLI11 wants them: in names of flags `_` becomes `-`. Values stay as they are.
 [[nodiscard]] std::vector<std::string> normalize(const std::vector<std::string>& arguments);
 
+// What this process was given after the name of the command, for the results file.
+[[nodiscard]] std::vector<std::string> own_arguments();
+
 // The known name nearest to the unknown one, or empty when none is near.
 [[nodiscard]] std::string nearest(const std::string& unknown,
                                   const std::vector<std::string>& known);
@@ -34,6 +37,10 @@ CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& byt
                       const std::string& description);
 CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::uint64_t>& bytes,
                        const std::string& description);
+
+// An option that takes a whole number within limits.
+CLI::Option* add_count(CLI::App& app, const std::string& name, unsigned& value, unsigned min,
+                       unsigned max, const std::string& description);
 
 // --engine auto|io_uring|libaio|threads.
 CLI::Option* add_engine(CLI::App& app, EngineKind& engine);

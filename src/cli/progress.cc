@@ -63,6 +63,13 @@ void Progress::show(std::uint64_t done, const std::string& note) {
   if (Clock::now() - drawn_ >= interval) draw();
 }
 
+void Progress::say(const std::string& line) {
+  if (visible_) fmt::print(stderr, "\r\033[K");
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+  if (visible_) draw();
+}
+
 void Progress::draw() {
   drawn_ = Clock::now();
   const double share = std::min(static_cast<double>(done_) / static_cast<double>(total_), 1.0);

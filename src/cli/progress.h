@@ -21,6 +21,9 @@ class Progress {
   // `note` stands where the rate of steps would: "1.2 GB/s".
   void show(std::uint64_t done, const std::string& note = {});
 
+  // Prints a line to stdout above the bar.
+  void say(const std::string& line);
+
  private:
   using Clock = std::chrono::steady_clock;
 

@@ -3,6 +3,7 @@
 // missing the defaults hold.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "tensorferry/device.h"
@@ -22,6 +23,11 @@ struct SystemTree {
 
 // Reads the profile of a device into it: its own settings, or the problem with them. Never fails.
 void take_profile(Device& device);
+
+// The request size to use: that of the profile, else what sysfs suggests.
+[[nodiscard]] inline std::size_t preferred_block_bytes(const Device& device) noexcept {
+  return device.profile ? device.profile->block_bytes : device.block_bytes;
+}
 
 // Both together, remembered per device number for the life of the process. Thread-safe.
 [[nodiscard]] const Device& device_of(unsigned major, unsigned minor);

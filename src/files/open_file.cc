@@ -316,6 +316,8 @@ bool File::direct() const noexcept { return opened_->direct(); }
 const std::string& File::direct_reason() const noexcept { return opened_->direct_reason(); }
 std::size_t File::memory_alignment() const noexcept { return opened_->memory_alignment(); }
 std::size_t File::offset_alignment() const noexcept { return opened_->offset_alignment(); }
-std::size_t File::block_bytes() const noexcept { return opened_->device().block_bytes; }
+std::size_t File::block_bytes() const noexcept {
+  return files::preferred_block_bytes(opened_->device());
+}
 
 }  // namespace tensorferry

@@ -133,8 +133,6 @@ void take_profile(Device& device) {
     return;
   }
   device.profile = profile;
-  device.block_bytes = profile.block_bytes;
-  device.queue_depth = profile.queue_depth * profile.workers;
 }
 
 }  // namespace files

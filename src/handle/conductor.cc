@@ -154,7 +154,7 @@ Status Conductor::check(Direction direction, const Part& part) const {
 Limits Conductor::limits_for(const files::OpenFile& file, const Crew& crew) const noexcept {
   const std::size_t unit = unit_of(file);
   const std::size_t wanted =
-      options_.block_bytes > 0 ? options_.block_bytes : file.device().block_bytes;
+      options_.block_bytes > 0 ? options_.block_bytes : files::preferred_block_bytes(file.device());
   const std::size_t block_bytes = align_up(wanted, unit);
   return {
       .block_bytes = block_bytes,
@@ -170,13 +170,13 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
                            : device.profile
                                ? device.profile->workers
                                : std::min({device.disks, processors, auto_workers_max});
-  // The device's depth is for all workers together.
-  const unsigned depth_min = device.profile ? 1 : auto_queue_depth_min;
-  const unsigned depth = options_.queue_depth > 0
-                             ? options_.queue_depth
-                             : std::max(device.queue_depth / workers, depth_min);
-  const std::size_t wanted =
-      options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes) : device.block_bytes;
+  // What sysfs suggests is for all workers together.
+  const unsigned depth = options_.queue_depth > 0 ? options_.queue_depth
+                         : device.profile
+                             ? device.profile->queue_depth
+                             : std::max(device.queue_depth / workers, auto_queue_depth_min);
+  const std::size_t wanted = options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes)
+                                                      : files::preferred_block_bytes(device);
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));

@@ -1,0 +1,196 @@
+#include "bench/latency.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <system_error>
+
+#include "bench/interrupt.h"
+#include "bench/results.h"
+#include "bench/sizes.h"
+#include "bench/statistics.h"
+
+namespace tensorferry::bench {
+
+namespace {
+
+// Tensors are spread over this much, so that a drive's own cache does not hold them all; a bench
+// must not fill a disk either.
+constexpr std::uint64_t spread_bytes = 256 * MiB;
+constexpr unsigned warm_up_operations = 2;
+constexpr auto watch_interval = std::chrono::milliseconds(100);
+
+class Descriptor {
+ public:
+  explicit Descriptor(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+std::vector<double> Series::mb_per_second() const {
+  std::vector<double> speeds;
+  speeds.reserve(seconds.size());
+  for (const double took : seconds) speeds.push_back(static_cast<double>(bytes) / 1e6 / took);
+  return speeds;
+}
+
+double Series::cpu_seconds_per_gb() const {
+  const double moved = static_cast<double>(bytes) * static_cast<double>(seconds.size());
+  return cpu_seconds / (moved / 1e9);
+}
+
+Json to_json(const Series& series) {
+  Json json = {{"direction", to_string(series.direction)},
+               {"bytes", series.bytes},
+               {"engine", series.engine},
+               {"engine_reason", series.engine_reason},
+               {"direct", series.direct},
+               {"latency_seconds", to_json(summarize(series.seconds))},
+               {"bandwidth_mb_per_second", to_json(summarize(series.mb_per_second()))},
+               {"cpu_seconds_per_gb", series.cpu_seconds_per_gb()}};
+  if (series.cold) {
+    Json cold = {{"bytes", series.cold->bytes}};
+    if (series.cold->device_bytes) cold["device_bytes"] = *series.cold->device_bytes;
+    cold["resident_pages"] = series.cold->resident_pages;
+    cold["cold"] = series.cold->cold;
+    cold["proof"] = series.cold->words;
+    json["cold"] = std::move(cold);
+  }
+  json["seconds"] = series.seconds;
+  json["started_seconds"] = series.started_seconds;
+  return json;
+}
+
+std::uint64_t LatencyFile::file_bytes(const LatencyOptions& options, std::uint64_t tensor_bytes) {
+  const std::uint64_t tensors =
+      std::clamp<std::uint64_t>(spread_bytes / tensor_bytes, 1, options.iterations);
+  return tensors * tensor_bytes;
+}
+
+LatencyFile::LatencyFile(const LatencyOptions& options, std::uint64_t tensor_bytes,
+                         const std::string& path, const Place& place)
+    : options_(options),
+      bytes_(tensor_bytes),
+      path_(path),
+      place_(place),
+      file_(File::open(path, Access::read_write)),
+      memory_(options.memory, tensor_bytes, options.seed),
+      handle_(with_slots(options.handle)) {
+  extend(file_, file_bytes(options, tensor_bytes), options.seed);
+}
+
+LatencyFile::~LatencyFile() { unlink(path_.c_str()); }
+
+std::uint64_t LatencyFile::offset_of(unsigned iteration) const {
+  return iteration % (file_bytes(options_, bytes_) / bytes_) * bytes_;
+}
+
+// Opens the rings and registers the memory, which belongs to nobody's latency.
+void LatencyFile::warm_up(Direction direction) {
+  for (unsigned i = 0; i < warm_up_operations; ++i) {
+    finish(start(handle_, direction, memory_.bytes(), file_, offset_of(i)));
+  }
+}
+
+std::uint64_t LatencyFile::resident_pages() const {
+  const std::uint64_t bytes = file_bytes(options_, bytes_);
+  const Descriptor descriptor(path_);
+  void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor.get(), 0);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  std::vector<unsigned char> pages((bytes + page_bytes - 1) / page_bytes);
+  const bool known = mincore(mapped, bytes, pages.data()) == 0;
+  munmap(mapped, bytes);
+  if (!known) throw std::system_error(errno, std::generic_category(), "mincore");
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(pages, [](unsigned char page) { return (page & 1U) != 0; }));
+}
+
+void LatencyFile::drop_pages() const {
+  const Descriptor descriptor(path_);
+  fdatasync(descriptor.get());
+  posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
+}
+
+ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> device_before,
+                             std::uint64_t resident_before) const {
+  ColdProof proof{.bytes = bytes,
+                  .device_bytes = {},
+                  .resident_pages = resident_before,
+                  .cold = false,
+                  .words = {}};
+  const auto device_after = bytes_read_by(place_.device);
+  if (device_before && device_after) proof.device_bytes = *device_after - *device_before;
+  if (proof.device_bytes && *proof.device_bytes >= bytes) {
+    proof.cold = true;
+    proof.words = fmt::format("{} read {:.1f} MB for {:.1f} MB asked", place_.device.name,
+                              static_cast<double>(*proof.device_bytes) / 1e6,
+                              static_cast<double>(bytes) / 1e6);
+  } else if (resident_before == 0) {
+    proof.cold = true;
+    proof.words = "no page of the file was in memory before";
+  } else {
+    proof.words = fmt::format("NOT cold: {} pages of the file were in memory before ({})",
+                              resident_before, place_.file_system);
+  }
+  return proof;
+}
+
+Series LatencyFile::measure(Direction direction, const Watch& watch) {
+  const bool buffered_read = direction == Direction::read && !file_.direct();
+  warm_up(direction);
+  drop_pages();
+  const std::uint64_t resident_before = resident_pages();
+  const auto device_before = bytes_read_by(place_.device);
+
+  Series series;
+  series.direction = direction;
+  series.bytes = bytes_;
+  series.seconds.reserve(options_.iterations);
+  series.started_seconds.reserve(options_.iterations);
+  std::uint64_t resident_most = resident_before;
+  const double cpu_before = process_cpu_seconds();
+  const auto first = Clock::now();
+  auto watched = first;
+  for (unsigned i = 0; i < options_.iterations; ++i) {
+    // Through the page cache a second round would be warm.
+    if (buffered_read && i > 0 && offset_of(i) == 0) {
+      drop_pages();
+      resident_most = std::max(resident_most, resident_pages());
+    }
+    const auto begin = Clock::now();
+    const Operation operation = start(handle_, direction, memory_.bytes(), file_, offset_of(i));
+    finish(operation);
+    const auto end = Clock::now();
+    series.seconds.push_back(seconds_between(begin, end));
+    series.started_seconds.push_back(seconds_between(first, begin));
+    if (i == 0) {
+      series.engine = operation.engine();
+      series.engine_reason = operation.engine_reason();
+    }
+    if (end - watched >= watch_interval || i + 1 == options_.iterations) {
+      watched = end;
+      watch((i + 1) * bytes_);
+    }
+  }
+  series.cpu_seconds = process_cpu_seconds() - cpu_before;
+  series.direct = file_.direct();
+  if (direction == Direction::read) {
+    series.cold = prove(bytes_ * options_.iterations, device_before, resident_most);
+  }
+  return series;
+}
+
+}  // namespace tensorferry::bench

@@ -1,0 +1,88 @@
+#include "bench/workload.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "bench/interrupt.h"
+#include "bench/sizes.h"
+
+namespace tensorferry::bench {
+
+namespace {
+
+constexpr std::size_t torch_alignment = 64;
+
+// Random, for drives that compress or look for zeros; repeated, because a MiB of it is enough.
+void fill(std::span<std::byte> bytes, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::uint64_t> pattern(std::min(bytes.size(), MiB) / sizeof(std::uint64_t) + 1);
+  std::ranges::generate(pattern, random);
+  for (std::size_t at = 0; at < bytes.size(); at += MiB) {
+    std::memcpy(bytes.data() + at, pattern.data(), std::min(MiB, bytes.size() - at));
+    ++pattern.front();
+  }
+}
+
+}  // namespace
+
+double process_cpu_seconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+std::string_view to_string(Direction direction) noexcept {
+  return direction == Direction::read ? "read" : "write";
+}
+
+std::string_view to_string(MemoryKind kind) noexcept {
+  return kind == MemoryKind::pinned ? "pinned" : "pageable";
+}
+
+Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
+  if (kind == MemoryKind::pinned) {
+    pinned_.emplace(bytes);
+    bytes_ = pinned_->bytes();
+  } else {
+    // The first place that torch could give but O_DIRECT does not take.
+    pageable_.resize(bytes + page_bytes);
+    const auto address = reinterpret_cast<std::uintptr_t>(pageable_.data());
+    const std::size_t skip = (page_bytes + torch_alignment - address % page_bytes) % page_bytes;
+    bytes_ = std::span(pageable_).subspan(skip, bytes);
+  }
+  fill(bytes_, seed);
+}
+
+Operation start(Handle& handle, Direction direction, std::span<std::byte> memory, const File& file,
+                std::uint64_t offset) {
+  return direction == Direction::read ? handle.read(memory, file, offset)
+                                      : handle.write(memory, file, offset);
+}
+
+void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, const Watch& watch) {
+  const std::uint64_t begin = file.size();
+  if (begin >= bytes) return;
+  constexpr std::uint64_t piece_bytes = 64 * MiB;
+  const Memory memory(MemoryKind::pinned, std::min(piece_bytes, bytes - begin), seed);
+  Handle handle;
+  for (std::uint64_t at = begin; at < bytes; at += memory.bytes().size()) {
+    const std::size_t length = std::min<std::uint64_t>(memory.bytes().size(), bytes - at);
+    finish(handle.write(memory.bytes().first(length), file, at));
+    if (watch) watch(at + length - begin);
+  }
+  finish(handle.sync(file));
+}
+
+HandleOptions with_slots(HandleOptions options) {
+  constexpr std::size_t slot_bytes_per_worker = 1 * MiB;
+  options.slot_bytes = std::max(options.slot_bytes, options.workers * slot_bytes_per_worker);
+  return options;
+}
+
+}  // namespace tensorferry::bench

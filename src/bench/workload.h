@@ -1,0 +1,62 @@
+// What every measurement is made of: memory with data in it, files with data in them, clocks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensorferry/file.h"
+#include "tensorferry/handle.h"
+#include "tensorferry/pinned_buffer.h"
+
+namespace tensorferry::bench {
+
+using Clock = std::chrono::steady_clock;
+
+[[nodiscard]] inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// User and system time of this process, its kernel threads included.
+[[nodiscard]] double process_cpu_seconds();
+
+enum class Direction : std::uint8_t { read, write };
+[[nodiscard]] std::string_view to_string(Direction direction) noexcept;
+
+// Page-locked; or as torch allocates it: touched, and on a multiple of 64 bytes.
+enum class MemoryKind : std::uint8_t { pinned, pageable };
+[[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
+
+// Memory of a kind, filled with random bytes.
+class Memory {
+ public:
+  Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed);
+
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+ private:
+  std::optional<PinnedBuffer> pinned_;
+  std::vector<std::byte> pageable_;
+  std::span<std::byte> bytes_;
+};
+
+// Called now and then with the bytes moved so far.
+using Watch = std::function<void(std::uint64_t bytes)>;
+
+// Queues the transfer of all of `memory`.
+[[nodiscard]] Operation start(Handle& handle, Direction direction, std::span<std::byte> memory,
+                              const File& file, std::uint64_t offset);
+
+// Writes random bytes until the file has `bytes`, and makes them durable. What is there stays.
+void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, const Watch& watch = {});
+
+// The options with enough slots for as many workers.
+[[nodiscard]] HandleOptions with_slots(HandleOptions options);
+
+}  // namespace tensorferry::bench

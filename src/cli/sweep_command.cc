@@ -1,0 +1,319 @@
+// `tensorferry sweep`: every point of a space of settings, one log each, best first.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "bench/interrupt.h"
+#include "bench/process.h"
+#include "bench/results.h"
+#include "bench/scratch.h"
+#include "bench/sizes.h"
+#include "bench/sweep.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "tensorferry/error.h"
+
+namespace tensorferry::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+using bench::Direction;
+using bench::Json;
+
+constexpr std::uint64_t data_seed = 1;
+
+struct Options {
+  bench::SweepOptions sweep;
+  std::string space_file;
+  std::vector<std::string> engines;
+  std::string json;
+  bool no_read = false;
+  bool no_write = false;
+  bool no_sudo = false;
+  bool restart = false;
+  bool gpu = false;
+  bool gds = false;
+};
+
+constexpr const char* footer = R"(The space in --sweep_config is JSON, every combination is a point:
+  {"block_size": ["128K", "1M"], "queue_depth": [4, 32], "overlap_events": [true, false],
+   "io_parallel": [1, 8], "single_submit": [false], "engine": ["io_uring", "libaio"]}
+
+An interrupted sweep goes on where it was when it is started again with the same arguments. All
+results are in results.json and results.csv of the log directory.
+
+Examples:
+  tensorferry sweep --nvme_dir /mnt/nvme/test_io
+  tensorferry sweep --nvme_dir /mnt/nvme/test_io --io_size 1G --loops 3 --log_dir /results/aio_perf
+  tensorferry sweep --nvme_dir /mnt/nvme0 /mnt/nvme1 --no_read --no_sudo
+)";
+
+std::string drop_text(bench::CacheDrop drop) {
+  switch (drop) {
+    case bench::CacheDrop::as_root:
+      return "sync and page-cache drop between points";
+    case bench::CacheDrop::by_sudo:
+      return "sync and, by sudo, page-cache drop between points";
+    case bench::CacheDrop::not_allowed:
+      return "sync between points; the page cache is not dropped, but reads are direct anyway";
+  }
+  return {};
+}
+
+// The sweep as asked for, with files read and engines known.
+bench::SweepOptions complete(const Options& options) {
+  if (options.gpu || options.gds) {
+    throw Error({.operation = "sweep",
+                 .path = {},
+                 .offset = {},
+                 .length = {},
+                 .code = EOPNOTSUPP,
+                 .hint = "--gpu and --gds need GPU tensors, which this version does not move"});
+  }
+  bench::SweepOptions sweep = options.sweep;
+  if (!options.space_file.empty()) {
+    sweep.space = bench::parse_space(bench::read_json(options.space_file));
+    if (!sweep.space.engines.empty()) sweep.engines = sweep.space.engines;
+  }
+  if (!options.engines.empty()) {
+    sweep.engines.clear();
+    for (const std::string& name : options.engines) {
+      sweep.engines.push_back(parse_engine_kind(name));
+    }
+  }
+  if (options.no_read) std::erase(sweep.directions, Direction::read);
+  if (options.no_write) std::erase(sweep.directions, Direction::write);
+  return sweep;
+}
+
+Json settings_of(const bench::SweepOptions& sweep, bench::CacheDrop drop) {
+  Json settings = {{"directories", Json::array()},
+                   {"engines", Json::array()},
+                   {"io_bytes", sweep.io_bytes},
+                   {"loops", sweep.loops},
+                   {"directions", Json::array()},
+                   {"space", to_json(sweep.space)},
+                   {"drop_caches", drop != bench::CacheDrop::not_allowed}};
+  for (const std::string& directory : sweep.directories) {
+    settings["directories"].push_back(fs::weakly_canonical(directory).string());
+  }
+  for (const EngineKind engine : sweep.engines) settings["engines"].push_back(to_string(engine));
+  for (const Direction one : sweep.directions) settings["directions"].push_back(to_string(one));
+  return settings;
+}
+
+// What an interrupted sweep with the same settings had finished.
+Json finished_before(const std::string& results_file, const Json& settings) {
+  Json points = Json::array();
+  if (!fs::exists(results_file)) return points;
+  try {
+    const Json before = bench::read_json(results_file);
+    if (before.at("complete") == true || before.at("settings") != settings) return points;
+    for (const Json& point : before.at("points")) {
+      if (point.at("status") == "ok" && fs::exists(point.at("log").get<std::string>())) {
+        points.push_back(point);
+      }
+    }
+  } catch (const std::exception&) {
+    return Json::array();  // not ours, or damaged: it will be replaced
+  }
+  return points;
+}
+
+class Sweep {
+ public:
+  Sweep(const bench::SweepOptions& options, bench::CacheDrop drop, std::string json)
+      : options_(options),
+        drop_(drop),
+        json_(std::move(json)),
+        self_(fs::read_symlink("/proc/self/exe").string()),
+        results_file_((fs::path(options.log_directory) / "results.json").string()) {
+    std::vector<bench::Place> places;
+    const std::uint64_t needed = options.io_bytes * options.directions.size();
+    for (const std::string& directory : options.directories) {
+      scratch_.push_back(std::make_unique<bench::Scratch>(directory, needed));
+      places.push_back(bench::place_of(directory));
+    }
+    results_ = bench::begin_results("sweep", own_arguments(), places);
+    results_["settings"] = settings_of(options, drop);
+    results_["points"] = Json::array();
+    fs::create_directories(options.log_directory);
+  }
+
+  // Returns false if it was interrupted.
+  [[nodiscard]] bool run(bool restart) {
+    const Json before = restart ? Json::array() : finished_before(results_file_, settings());
+    const std::vector<bench::Job> jobs = jobs_of(options_);
+    if (!before.empty()) {
+      fmt::print(
+          "Going on with an interrupted sweep: {} of {} points are done (--restart begins "
+          "anew)\n",
+          before.size(), jobs.size());
+    }
+    try {
+      Progress progress("Sweep", jobs.size());
+      for (std::size_t i = 0; i < jobs.size(); ++i) {
+        const auto known = std::ranges::find_if(
+            before, [&](const Json& entry) { return describes(entry, jobs[i]); });
+        points().push_back(known != before.end() ? *known : measure(jobs[i], progress));
+        save();
+        progress.show(i + 1, note_of(points().back()));
+      }
+    } catch (const bench::Interrupted&) {
+      save();
+      return false;
+    }
+    results_["complete"] = true;
+    save();
+    return true;
+  }
+
+  [[nodiscard]] const Json& points() const { return results_.at("points"); }
+  [[nodiscard]] const std::string& results_file() const { return results_file_; }
+
+ private:
+  [[nodiscard]] Json& points() { return results_["points"]; }
+  [[nodiscard]] const Json& settings() const { return results_.at("settings"); }
+
+  [[nodiscard]] static std::string note_of(const Json& point) {
+    if (!point.contains("gb_per_second")) return "failed";
+    return fmt::format("{:.2f} GB/s", point.at("gb_per_second").get<double>());
+  }
+
+  Json measure(const bench::Job& job, Progress& progress) {
+    const auto place = std::ranges::find(options_.directories, job.directory);
+    const bench::Scratch& scratch =
+        *scratch_.at(static_cast<std::size_t>(place - options_.directories.begin()));
+    const std::string file = scratch.file(std::string(to_string(job.direction)) + "_data");
+    if (!fs::exists(file)) {
+      bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed);
+    }
+    const auto command = command_of(job, options_, file);
+    progress.say(bench::shell_line(command));
+    bench::settle(drop_);
+    Json entry = run_job(job, options_, command, self_, scratch.file("seconds.json"));
+    if (entry.at("status") == "failed") {
+      progress.say("failed: " + entry.at("error").get<std::string>());
+    }
+    return entry;
+  }
+
+  void save() const {
+    bench::write_json(results_file_, results_);
+    bench::write_text((fs::path(options_.log_directory) / "results.csv").string(),
+                      bench::to_csv(points()));
+    if (!json_.empty()) bench::write_json(json_, results_);
+  }
+
+  const bench::SweepOptions& options_;
+  const bench::CacheDrop drop_;
+  const std::string json_;
+  const std::string self_;
+  const std::string results_file_;
+  std::vector<std::unique_ptr<bench::Scratch>> scratch_;  // one per directory
+  Json results_;
+};
+
+std::vector<Json> best_first(const Json& points, Direction direction) {
+  std::vector<Json> chosen;
+  for (const Json& point : points) {
+    if (point.at("direction") == to_string(direction) && point.at("status") == "ok") {
+      chosen.push_back(point);
+    }
+  }
+  std::ranges::stable_sort(chosen, [](const Json& one, const Json& other) {
+    return one.at("gb_per_second") > other.at("gb_per_second");
+  });
+  return chosen;
+}
+
+void print_best(const bench::SweepOptions& sweep, const Json& points, Direction direction) {
+  constexpr std::size_t rows_max = 10;
+  const std::vector<Json> best = best_first(points, direction);
+  if (best.empty()) return;
+  const bool places = sweep.directories.size() > 1;
+  const bool engines = sweep.engines.size() > 1;
+  std::vector<Column> columns{{"GB/s", Align::right},
+                              {"block", Align::right},
+                              {"depth", Align::right},
+                              {"workers", Align::right},
+                              {"requests"},
+                              {"submit"}};
+  if (engines) columns.push_back({"engine"});
+  if (places) columns.push_back({"directory"});
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < std::min(rows_max, best.size()); ++i) {
+    const Json& point = best[i];
+    rows.push_back({fmt::format("{:.3f}", point.at("gb_per_second").get<double>()),
+                    bench::size_text(point.at("block_bytes").get<std::uint64_t>()),
+                    point.at("queue_depth").dump(), point.at("workers").dump(),
+                    point.at("overlap").get<std::string>(), point.at("submit").get<std::string>()});
+    if (engines) rows.back().push_back(point.at("engine").get<std::string>());
+    if (places) rows.back().push_back(point.at("directory").get<std::string>());
+  }
+  fmt::print("\n{}, best first{}\n{}", direction == Direction::read ? "Read" : "Write",
+             best.size() > rows_max
+                 ? fmt::format(" ({} more in results.csv)", best.size() - rows_max)
+                 : "",
+             table(columns, rows));
+}
+
+int run(const Options& options) {
+  const bench::SweepOptions sweep_options = complete(options);
+  bench::catch_interrupts();
+  const bench::CacheDrop drop =
+      options.no_sudo ? bench::CacheDrop::not_allowed : bench::find_cache_drop();
+  Sweep sweep(sweep_options, drop, options.json);
+  fmt::print("{} points; {}\n", jobs_of(sweep_options).size(), drop_text(drop));
+  std::fflush(stdout);
+  const bool finished = sweep.run(options.restart);
+
+  const Json& points = std::as_const(sweep).points();
+  for (const Direction one : sweep_options.directions) print_best(sweep_options, points, one);
+  const auto failed =
+      std::ranges::count_if(points, [](const Json& one) { return one.at("status") == "failed"; });
+  if (failed > 0) fmt::print("\n{} of {} points failed; see their logs\n", failed, points.size());
+  fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", sweep.results_file(),
+             sweep.results_file());
+  if (!finished) {
+    fmt::print(stderr, "tensorferry sweep: interrupted; the same command goes on from here\n");
+  }
+  return finished && failed == 0 ? exit_ok : exit_failed;
+}
+
+}  // namespace
+
+Command add_sweep(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  bench::SweepOptions& sweep = options->sweep;
+  CLI::App* app = program.add_subcommand(
+      "sweep", "Measure every combination of block size, queue depth and so on");
+  app->footer(footer);
+  app->add_option("--nvme-dir", sweep.directories, "directories, one on each drive to measure")
+      ->required()
+      ->type_name("DIR");
+  app->add_option("--sweep-config", options->space_file, "the space, as JSON")->type_name("FILE");
+  add_size(*app, "--io-size", sweep.io_bytes, "bytes to move per point");
+  app->add_flag("--no-read", options->no_read, "no read phase");
+  app->add_flag("--no-write", options->no_write, "no write phase")->excludes("--no-read");
+  app->add_flag("--no-sudo", options->no_sudo, "do not drop the page cache");
+  app->add_option("--log-dir", sweep.log_directory, "where the logs go")
+      ->type_name("DIR")
+      ->capture_default_str();
+  add_count(*app, "--loops", sweep.loops, 1, 1'000'000, "how often each point is repeated");
+  app->add_option("--engine", options->engines, "auto, io_uring, libaio, threads; or several")
+      ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}).description(""))
+      ->type_name("NAME");
+  app->add_flag("--restart", options->restart, "forget what an interrupted sweep has done");
+  app->add_flag("--gpu", options->gpu, "GPU tensors");
+  app->add_flag("--gds", options->gds, "GPU tensors by GPUDirect Storage");
+  app->add_option("--json", options->json, "write the results there too")->type_name("FILE");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tensorferry::cli

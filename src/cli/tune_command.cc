@@ -1,0 +1,184 @@
+// `tensorferry tune`: finds settings, says them as DeepSpeed reads them, and keeps them.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "bench/interrupt.h"
+#include "bench/results.h"
+#include "bench/scratch.h"
+#include "bench/sizes.h"
+#include "bench/tune.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "tensorferry/device.h"
+#include "tensorferry/error.h"
+
+namespace tensorferry::cli {
+
+namespace {
+
+using bench::Candidate;
+using bench::Objective;
+
+struct Options {
+  std::string directory;
+  bench::TuneOptions tune;
+  std::string config;
+  std::string json;
+  unsigned seconds = 25;
+  bool no_profile = false;
+};
+
+constexpr const char* footer =
+    R"(The profile is kept for the drive, and every Handle() takes it from then on where its arguments leave
+the choice. TENSORFERRY_PROFILES says where profiles are; set to nothing it switches them off.
+
+Examples:
+  tensorferry tune /mnt/nvme
+  tensorferry tune /mnt/nvme --objective read --write-config ds_config.json
+  tensorferry tune /mnt/nvme --json tune.json && tensorferry report tune.json
+)";
+
+std::string describe(const bench::Point& point) {
+  return fmt::format("{}, {} blocks, depth {}, {} worker{}", to_string(point.engine),
+                     bench::size_text(point.block_bytes), point.queue_depth, point.workers,
+                     point.workers == 1 ? "" : "s");
+}
+
+std::string figure_of(const Candidate& candidate, Objective objective) {
+  if (candidate.figures.empty()) return "not measured";
+  if (objective == Objective::latency) {
+    return fmt::format("{:.1f} us per 1 MiB read", candidate.figure() * 1e6);
+  }
+  return fmt::format("{:.2f} GB/s", candidate.figure() / 1e9);
+}
+
+std::string round_text(const bench::Round& round, std::size_t number, Objective objective) {
+  const Candidate& best = round.candidates.front();
+  std::size_t kept = 0;
+  for (const Candidate& one : round.candidates) kept += one.kept ? 1 : 0;
+  return fmt::format(
+      "Round {}: {:3} candidates, {} passes of {}, {:.1f} s; best: {}, {}{}; {} stay", number,
+      round.candidates.size(), best.scores.size(), bench::size_text(round.transfer_bytes),
+      round.seconds, describe(best.point), figure_of(best, objective),
+      best.scores.size() > 1 ? fmt::format(" ±{:.1f} %", best.margin() / best.score() * 100) : "",
+      kept);
+}
+
+void print_choice(const bench::Tuned& tuned, Objective objective) {
+  fmt::print("\nBest for {}: {}: {}\n", to_string(objective), describe(tuned.best.point),
+             figure_of(tuned.best, objective));
+  fmt::print("The defaults:  {}: {}\n", describe(tuned.usual.point),
+             figure_of(tuned.usual, objective));
+  fmt::print("\n{}\n", bench::Json{{"aio", aio_block(tuned.best.point)}}.dump(2));
+}
+
+// Returns where the profile is, or nothing if it is not kept, and says so.
+std::string keep_profile(const bench::Place& place, const bench::Point& point) {
+  const std::string path = profile_path(place.device);
+  if (path.empty()) {
+    fmt::print("\nNo profile was kept: {}\n",
+               place.device.name.empty() ? place.file_system + " has no block device"
+                                         : "there is no place for profiles (TENSORFERRY_PROFILES)");
+    return {};
+  }
+  save_profile(place.device, {.engine = point.engine,
+                              .block_bytes = point.block_bytes,
+                              .queue_depth = point.queue_depth,
+                              .workers = point.workers});
+  fmt::print("\nKept for {} in {}; every Handle() on it takes these settings from now on.\n",
+             place.device.name, path);
+  return path;
+}
+
+int run(const Options& options) {
+  bench::catch_interrupts();
+  const bench::Scratch scratch(options.directory, bench::tune_bytes);
+  const bench::Place place = bench::place_of(options.directory);
+  // An unusable file should be known before half a minute is spent.
+  if (!options.config.empty()) bench::check_config(options.config);
+  const Objective objective = options.tune.objective;
+  bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&place, 1));
+  results["settings"] = {{"directory", place.directory},
+                         {"objective", to_string(objective)},
+                         {"seconds_max", options.seconds}};
+  results["rounds"] = bench::Json::array();
+
+  bench::TuneOptions tune_options = options.tune;
+  tune_options.seconds_max = options.seconds;
+  const auto candidates = bench::candidates_for(place, bench::working_engines());
+  bench::Tuned tuned;
+  {
+    constexpr std::uint64_t percent = 100;
+    Progress progress("Tune", percent);
+    tuned = bench::tune(
+        tune_options, place, candidates, scratch.file("data"),
+        [&](const bench::TuneStep& step) {
+          progress.show(static_cast<std::uint64_t>(step.share * percent),
+                        fmt::format("round {}, {} candidates", step.round, step.candidates));
+        },
+        [&](const bench::Round& round) {
+          results["rounds"].push_back(to_json(round, objective));
+          progress.say(round_text(round, results["rounds"].size(), objective));
+        });
+  }
+  print_choice(tuned, objective);
+  results["best"] = to_json(tuned.best, objective);
+  results["default"] = to_json(tuned.usual, objective);
+  results["seconds"] = tuned.seconds;
+  if (!options.config.empty()) {
+    bench::write_config(options.config, tuned.best.point);
+    fmt::print("\nWritten into \"aio\" of {}\n", options.config);
+  }
+  if (!options.no_profile) {
+    const std::string path = keep_profile(place, tuned.best.point);
+    if (!path.empty()) results["profile"] = path;
+  }
+  results["complete"] = true;
+  if (!options.json.empty()) {
+    bench::write_json(options.json, results);
+    fmt::print("Results: {} (`tensorferry report {}` makes a page of them)\n", options.json,
+               options.json);
+  }
+  return exit_ok;
+}
+
+}  // namespace
+
+Command add_tune(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* app =
+      program.add_subcommand("tune", "Find the best settings for a drive and keep them");
+  app->footer(footer);
+  app->add_option("directory", options->directory, "a directory on the drive")
+      ->required()
+      ->type_name("DIR");
+  static const std::map<std::string, Objective> objectives{{"read", Objective::read},
+                                                           {"write", Objective::write},
+                                                           {"balanced", Objective::balanced},
+                                                           {"latency", Objective::latency}};
+  app->add_option_function<std::string>(
+         "--objective",
+         [options](const std::string& name) {
+           const auto found = objectives.find(name);
+           if (found == objectives.end()) {
+             throw CLI::ValidationError("--objective", name +
+                                                           " is not an objective: choose read, "
+                                                           "write, balanced or latency");
+           }
+           options->tune.objective = found->second;
+         },
+         "what to be best at: read, write, balanced (both) or latency (of 1 MiB reads)")
+      ->type_name("NAME")
+      ->default_str("balanced");
+  add_count(*app, "--seconds", options->seconds, 5, 600, "how long to measure at most");
+  app->add_option("--write-config", options->config,
+                  "put the settings into \"aio\" of this DeepSpeed configuration")
+      ->type_name("FILE");
+  app->add_flag("--no-profile", options->no_profile, "do not keep the settings for the drive");
+  app->add_option("--json", options->json, "write the results, the way to them included")
+      ->type_name("FILE");
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace tensorferry::cli
