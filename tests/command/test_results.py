@@ -3,14 +3,15 @@
 import copy
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 import examples
-from conftest import ROOT
 
 jsonschema = pytest.importorskip("jsonschema")
 
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "results.schema.json").read_text())
 EXAMPLES = {
     "bench": examples.bench(samples=5),
