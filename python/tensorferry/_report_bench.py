@@ -31,6 +31,11 @@ PANELS_STYLED = 8  # the style sheet has a height for so many
 PERCENTILE_TICKS = {1: "0", 2: "50", 10: "90", 100: "99", 1000: "99.9", 1e4: "99.99", 1e5: "99.999"}
 
 
+def interval(one, member):
+    """(low, high) of a series' mean; (None, None) of a single sample, which has none."""
+    return tuple(one[member]["ci95"]) if len(numbers(one["seconds"])) > 1 else (None, None)
+
+
 def figures(results):
     """The best rate of each direction, the tail of reads, and the price in CPU time."""
     series = results["series"]
@@ -43,9 +48,9 @@ def figures(results):
             continue
         best = max(of_direction, key=lambda one: one["bandwidth_mb_per_second"]["mean"])
         summary = best["bandwidth_mb_per_second"]
-        detail = f"mean; 95 %: {rate.interval(summary['ci95'])}; {size(best['bytes'])} tensors"
+        known = rate.interval(interval(best, "bandwidth_mb_per_second"))
         found.append((f"{direction.capitalize()} bandwidth", rate.digits(summary["mean"]),
-                      rate.name, detail))
+                      rate.name, f"mean; 95 %: {known}; {size(best['bytes'])} tensors"))
     for direction in DIRECTIONS:
         of_direction = [one for one in series if one["direction"] == direction]
         if of_direction:
@@ -84,7 +89,7 @@ def _bandwidth(page, series, prefix):
         chosen = [one for one in series if one["direction"] == direction]
         if chosen:
             values = [(one["bandwidth_mb_per_second"]["mean"],
-                       *one["bandwidth_mb_per_second"]["ci95"]) for one in chosen]
+                       *interval(one, "bandwidth_mb_per_second")) for one in chosen]
             data.append(interval_trace(direction.capitalize(), f"var(--{direction})", rate,
                                        [size(one["bytes"]) for one in chosen], values))
     sizes = [size(value) for value in sorted({one["bytes"] for one in series})]
@@ -108,7 +113,7 @@ def interval_trace(name, colour, rate, categories, values):
     rows = [tuple(map(rate.of, row)) for row in values]
     above = [None if mean is None or high is None else high - mean for mean, _, high in rows]
     below = [None if mean is None or low is None else mean - low for mean, low, _ in rows]
-    told = [f"{rate.text(mean)}<br>95 %: {rate.interval(interval)}" for mean, *interval in values]
+    told = [f"{rate.text(mean)}<br>95 %: {rate.interval(known)}" for mean, *known in values]
     return {
         "type": "scatter", "mode": "lines+markers", "name": name, "x": categories,
         "y": [mean for mean, _, _ in rows], "text": told,
@@ -135,7 +140,7 @@ def _distribution(page, series, prefix):
         return ""
     # One scale for reads and writes, so that the eye can compare.
     edges = bin_edges(min(positive), max(positive))
-    spread = [math.log10(edges[0]), math.log10(edges[-1])]
+    axis = log_axis(edges[0], edges[-1])
     shapes, tails = [], []
     for direction in DIRECTIONS:
         chosen = _of(series, direction)
@@ -147,21 +152,20 @@ def _distribution(page, series, prefix):
             f"99th percentile {unit.text(one['latency_seconds']['p99'])}" for one, _ in chosen
         )
         legend = {"showlegend": True}
+        style = "plot" if len(chosen) <= 4 else "tall"
         shapes.append(page.plot(
             f"{prefix}-histogram-{direction}", f"{name}: share of operations, %",
             f"Histogram of {direction} latencies. {said}.",
             [_histogram(one, colour, unit, edges) for one, colour in chosen],
             legend | {"barmode": "overlay", "bargap": 0, "yaxis": {"rangemode": "tozero"},
-                      "xaxis": _log_axis(f"Latency, {unit.name}") | {"range": spread}},
+                      "xaxis": axis | {"title": {"text": f"Latency, {unit.name}"}}},
+            style=style,
         ))
         tails.append(page.plot(
             f"{prefix}-percentiles-{direction}", f"{name}: latency by percentile, {unit.name}",
             f"Percentiles of {direction} latencies. {said}.",
             [_percentile_curve(one, colour, unit) for one, colour in chosen],
-            legend | {
-                "xaxis": _percentile_axis(series),
-                "yaxis": _log_axis("") | {"range": spread},
-            },
+            legend | {"xaxis": _percentile_axis(series), "yaxis": axis}, style=style,
         ))
     return section(
         heading(3, "Latency"),
@@ -177,8 +181,17 @@ def bin_edges(low, high):
     return [10 ** (first + (last - first) * step / BINS) for step in range(BINS + 1)]
 
 
-def _log_axis(title):
-    return {"type": "log", "title": {"text": title}, "dtick": "D2", "tickformat": "~r"}
+def log_axis(low, high):
+    """With as many ticks as have room."""
+    first, last = math.log10(low), math.log10(high)
+    steps_of_decade = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    if last - first > 0.9:
+        steps_of_decade = (1, 2, 5) if last - first < 2.5 else (1,)
+    ticks = [step * 10.0**decade for decade in range(math.floor(first), math.ceil(last) + 1)
+             for step in steps_of_decade]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return {"type": "log", "range": [first, last], "tickvals": ticks,
+            "ticktext": [f"{tick:,.12g}" for tick in ticks]}
 
 
 def _histogram(one, colour, unit, edges):
@@ -327,7 +340,7 @@ def _statistics(caption, series, member, unit, more=()):
         summary = one[member]
         values = [unit.digits(summary.get(name)) for name in names]
         rows.append([one["direction"].capitalize(), size(one["bytes"]), f"{len(one['seconds']):,}",
-                     unit.digits(summary["mean"]), unit.interval(summary["ci95"]), *values,
+                     unit.digits(summary["mean"]), unit.interval(interval(one, member)), *values,
                      *(value(one) for _, value in more)])
     return table(caption, columns, rows)
 

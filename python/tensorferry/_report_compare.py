@@ -2,7 +2,7 @@
 
 import math
 
-from ._report_bench import interval_layout, interval_trace
+from ._report_bench import interval, interval_layout, interval_trace
 from ._report_page import (
     NONE,
     Unit,
@@ -17,10 +17,9 @@ from ._report_page import (
     side_by_side,
     size,
     table,
-    time_unit,
 )
 from ._report_sweep import good
-from ._report_tune import SETTING, setting_text
+from ._report_tune import SETTING, measured, setting_text
 
 COLOURS = 6
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom; from there on the formula is close enough.
@@ -36,14 +35,11 @@ INTERVALS = {
 
 def sections(page, runs, command):
     """`runs` are (label, results) of the command, at least two."""
-    measured = [(label, MEASURES[command](results)) for label, results in runs]
     parts = [heading(2, f"{command}: {len(runs)} runs compared", f"compare-{command}")]
     if command == "tune":
         parts.append(_settings(runs))
-        parts.extend(_rates(page, measured, "tune", "Objective"))
     else:
-        title = "Tensor size" if command == "bench" else "Block size, best over all else"
-        parts.extend(_rates(page, measured, command, title))
+        parts.extend(_rates(page, runs, command))
     return '<article class="compare">' + "\n".join(parts) + "</article>"
 
 
@@ -87,8 +83,8 @@ def _bench(results):
     """{direction: {bytes: (value, low, high)}} in MB/s."""
     rates = {}
     for one in results["series"]:
-        summary = one["bandwidth_mb_per_second"]
-        rates.setdefault(one["direction"], {})[one["bytes"]] = (summary["mean"], *summary["ci95"])
+        rates.setdefault(one["direction"], {})[one["bytes"]] = (
+            one["bandwidth_mb_per_second"]["mean"], *interval(one, "bandwidth_mb_per_second"))
     return rates
 
 
@@ -107,75 +103,56 @@ def _sweep(results):
     return rates
 
 
-def _tune(results):
-    """The best setting, by objective. Its interval is that of its score in the last round."""
-    best = results.get("best")
-    if not best:
-        return {}
-    value = number(best.get("gb_per_second"))
-    if value is None:
-        return {}
-    low = high = None
-    for candidate in results["rounds"][-1]["candidates"] if results["rounds"] else ():
-        score = number(candidate.get("score"))
-        if score and all(candidate[name] == best[name] for name in SETTING):
-            low, high = number(candidate.get("low")), number(candidate.get("high"))
-            low = None if low is None else 1000 * value * low / score
-            high = None if high is None else 1000 * value * high / score
-    return {"best": {str(results["settings"].get("objective", NONE)): (1000 * value, low, high)}}
+MEASURES = {"bench": _bench, "sweep": _sweep}
 
 
-MEASURES = {"bench": _bench, "sweep": _sweep, "tune": _tune}
-
-
-def _rates(page, measured, command, title):
-    directions = [name for name in ("read", "write", "best")
-                  if any(rates.get(name) for _, rates in measured)]
-    rate = rate_unit(row[0] for _, rates in measured for of_direction in rates.values()
+def _rates(page, runs, command):
+    found = [(label, MEASURES[command](results)) for label, results in runs]
+    title = "Tensor size" if command == "bench" else "Block size, best over all else"
+    rate = rate_unit(row[0] for _, rates in found for of_direction in rates.values()
                      for row in of_direction.values())
     plots, tables = [], []
-    for direction in directions:
-        name = "Best setting" if direction == "best" else direction.capitalize()
-        found = {key for _, rates in measured for key in rates.get(direction, {})}
-        keys = sorted(found, key=lambda key: (isinstance(key, str), key))
-        names = {key: key if isinstance(key, str) else size(key) for key in keys}
+    for direction in ("read", "write"):
+        keys = sorted({key for _, rates in found for key in rates.get(direction, {})})
+        if not keys:
+            continue
+        name = direction.capitalize()
         data = []
-        for index, (label, rates) in enumerate(measured):
+        for index, (label, rates) in enumerate(found):
             mine = rates.get(direction, {})
             present = [key for key in keys if key in mine]
             data.append(interval_trace(
-                escape(label), f"var(--file-{index % COLOURS})", rate,
-                [escape(names[key]) for key in present], [mine[key] for key in present]))
+                escape(label), f"var(--file-{index % COLOURS})", rate, list(map(size, present)),
+                [mine[key] for key in present]))
             data[-1]["marker"]["symbol"] = index % COLOURS
-        categories = [escape(names[key]) for key in keys]
-        rows = _rows(measured, direction, [(key, names[key]) for key in keys], rate)
+        rows = _rows(found, direction, keys, rate)
         said = "; ".join(f"{row[0]}, {row[1]}: {row[2]} {rate.name}" for row in rows)
         plots.append(page.plot(
             f"compare-{command}-{direction}", f"{name}: bandwidth, {rate.name}",
-            f"Bandwidth of each run, {name}. {said}.", data,
-            interval_layout(categories, title) | {"showlegend": True},
+            f"{name} bandwidth of each run. {said}.", data,
+            interval_layout(list(map(size, keys)), title) | {"showlegend": True},
         ))
         tables.append(table(
-            f"{name}: against {measured[0][0]}",
+            f"{name}: against {found[0][0]}",
             [title.split(",")[0], "Run", f"#{rate.name}", "#95 % interval", "#Ratio",
              "#95 % interval", "Verdict"], rows,
         ))
     if not plots:
-        return [paragraph("There is nothing that these runs have in common to compare.")]
+        return [paragraph("None of these runs has anything to compare.")]
     return [section(heading(3, "Bandwidth"), side_by_side(*plots)),
             section(heading(3, "Ratios"),
                     paragraph(" ".join([EVEN, INTERVALS[command]]), "lead"), *tables)]
 
 
-def _rows(measured, direction, keys, rate):
+def _rows(found, direction, keys, rate):
     rows = []
-    for key, name in keys:
-        first = measured[0][1].get(direction, {}).get(key)
-        for index, (label, rates) in enumerate(measured):
+    for key in keys:
+        first = found[0][1].get(direction, {}).get(key)
+        for index, (label, rates) in enumerate(found):
             mine = rates.get(direction, {}).get(key)
             if mine is None:
                 continue
-            row = [name, label, rate.digits(mine[0]), rate.interval(mine[1:])]
+            row = [size(key), label, rate.digits(mine[0]), rate.interval(mine[1:])]
             if index == 0 or first is None:
                 rows.append([*row, NONE, NONE, "reference" if index == 0 else NONE])
                 continue
@@ -185,17 +162,39 @@ def _rows(measured, direction, keys, rate):
     return rows
 
 
+def _best(results):
+    """(value, low, high) of the best setting, more being better. Its interval is that of its score
+    in the last round."""
+    best = results.get("best") or {}
+    value = number(best.get("gb_per_second"))
+    if value is None:
+        seconds = number(best.get("latency_seconds"))
+        value = 1 / seconds if seconds else None
+    last = results["rounds"][-1]["candidates"] if results["rounds"] else []
+    for candidate in last:
+        score, low, high = (number(candidate.get(name)) for name in ("score", "low", "high"))
+        same = all(candidate[name] == best.get(name) for name in SETTING)
+        if same and score and value is not None and None not in (low, high):
+            return value, value * low / score, value * high / score
+    return value, None, None
+
+
 def _settings(runs):
     rows = []
-    for label, results in runs:
+    objectives = [str(results["settings"].get("objective", NONE)) for _, results in runs]
+    first = _best(runs[0][1])
+    for index, ((label, results), objective) in enumerate(zip(runs, objectives)):
         best = results.get("best")
-        measured = NONE
-        if best and number(best.get("gb_per_second")) is not None:
-            measured = f"{digits(best['gb_per_second'])} GB/s"
-        elif best:
-            measured = time_unit([best.get("latency_seconds")]).text(best.get("latency_seconds"))
-        rows.append([label, str(results["settings"].get("objective", NONE)), measured,
-                     setting_text(best) if best else "none was found"])
-    return section(heading(3, "Settings"),
-                   table("The best setting of each run",
-                         ["Run", "Objective", "#Measured", "Setting"], rows))
+        row = [label, objective, " ".join(measured(best)) if best else NONE]
+        if index and objective == objectives[0]:
+            times, low, high = ratio(first, _best(results))
+            row += [digits(times), Unit("", 1).interval((low, high)), verdict(times, low, high)]
+        else:
+            row += [NONE, NONE, NONE if index else "reference"]
+        rows.append([*row, setting_text(best) if best else "none was found"])
+    return section(
+        heading(3, "Settings"), paragraph(" ".join([EVEN, INTERVALS["tune"]]), "lead"),
+        table(f"The best setting of each run, against {runs[0][0]}",
+              ["Run", "Objective", "#Measured", "#Ratio", "#95 % interval", "Verdict", "Setting"],
+              rows, "Ratios are between runs with the same objective; more is better."),
+    )

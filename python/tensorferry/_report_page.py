@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 
 NONE = "–"
+SPACE = "\u00a0"  # between a number and its unit, where no line may end
 
 
 def number(value):
@@ -58,8 +59,8 @@ def size(value):
         return NONE
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(value) >= scale:
-            return f"{count(value / scale)} {unit}"
-    return f"{value:,.0f} B"
+            return f"{count(value / scale)}{SPACE}{unit}"
+    return f"{value:,.0f}{SPACE}B"
 
 
 class Unit:
@@ -76,7 +77,7 @@ class Unit:
         return digits(self.of(value))
 
     def text(self, value):
-        return NONE if number(value) is None else f"{self.digits(value)} {self.name}"
+        return NONE if number(value) is None else f"{self.digits(value)}{SPACE}{self.name}"
 
     def interval(self, pair):
         low, high = pair if len(pair) == 2 else (None, None)

@@ -201,6 +201,7 @@ def _workers(page, points, direction, prefix):
          "xaxis": {"type": "category", "categoryorder": "array", "showgrid": False,
                    "categoryarray": [count(value) for value in workers],
                    "title": {"text": "Workers"}}},
+        style="plot" if len(data) <= 4 else "tall",
     )
 
 

@@ -29,9 +29,9 @@ def figures(results):
     best, default = results.get("best"), results.get("default")
     found = []
     if best:
-        found.append(("Best setting", *_measured(best), setting_text(best)))
+        found.append(("Best setting", *measured(best), setting_text(best)))
     if default:
-        found.append(("Default", *_measured(default), setting_text(default)))
+        found.append(("Default", *measured(default), setting_text(default)))
     ratio = gain(best, default)
     if ratio:
         found.append(("Best to default", digits(ratio), "×", "more is better"))
@@ -77,7 +77,7 @@ def _key(setting):
     return tuple(setting[name] for name in SETTING)
 
 
-def _measured(setting):
+def measured(setting):
     """(number, unit) of what the objective measures."""
     if number(setting.get("gb_per_second")) is not None:
         return digits(setting["gb_per_second"]), "GB/s"
@@ -159,7 +159,7 @@ def _marks(name, marker, rows):
         above.append(high - score if known else None)
         below.append(score - low if known else None)
         interval = f", 95 %: {digits(low)} to {digits(high)}" if known else ""
-        value, unit = _measured(candidate)
+        value, unit = measured(candidate)
         told.append("<br>".join(map(escape, (
             f"Round {number_of_round}: {setting_text(candidate)}",
             f"Score {digits(score)}{interval}", f"{value} {unit}",
@@ -178,7 +178,7 @@ def _marks(name, marker, rows):
 def _candidates(place, one):
     rows = []
     for candidate in sorted(one["candidates"], key=_score, reverse=True):
-        value, unit = _measured(candidate)
+        value, unit = measured(candidate)
         low, high = candidate.get("low"), candidate.get("high")
         interval = NONE if number(low) is None or number(high) is None else (
             f"{digits(low)} to {digits(high)}")

@@ -126,8 +126,18 @@ def test_runs_of_one_command_are_compared(make, opened):
 def test_sweeps_and_tunes_are_compared_too(make, opened):
     document = opened(make(examples.sweep(), examples.sweep(speed=0.5), examples.tune(),
                            examples.tune(speed=1.3), examples.bench()))
-    assert {"compare-sweep-read", "compare-sweep-write", "compare-tune-best"} <= document.drawn
-    assert "slower" in document.text and "compare-bench" not in document.ids
+    assert {"compare-sweep-read", "compare-sweep-write"} <= document.drawn
+    assert re.search(r"r1\.json [\d.]+ [\d. to]+ 0\.5\d* [\d. to]+ slower", document.text)
+    assert re.search(r"r3\.json read [\d.]+ GB/s 1\.[23]\d* [\d. to]+ faster", document.text)
+    assert "compare-bench" not in document.ids
+
+
+def test_without_intervals_nothing_is_called_faster(make):
+    for slow, quick in ((examples.bench(samples=1), examples.bench(samples=1, speed=3)),
+                        (examples.sweep(loops=1), examples.sweep(loops=1, speed=3))):
+        text = Document(make(slow, quick).read_text()).text
+        assert "no interval, so not known" in text
+        assert not re.search(r"\bfaster\b(?!\.)", text)
 
 
 def test_the_page_has_what_was_measured(make):
@@ -184,6 +194,39 @@ def test_plots_follow_the_colour_scheme(make, opened, scheme, paper, tmp_path):
     document = opened(tmp_path / "probe.html", f"--blink-settings=preferredColorScheme={scheme}")
     grid = {0: "42, 47, 53", 1: "235, 236, 232"}[scheme]
     assert f"rgb({paper}) rgb({grid})" in document.text
+
+
+def test_plots_change_when_the_colour_scheme_does(make, opened, tmp_path):
+    page = make(examples.tune())
+    # Stands for the system's scheme: dark, and the page is told so after the first drawing.
+    probe = """<script>
+    let told; const real = window.matchMedia.bind(window);
+    window.matchMedia = (query) => query.includes("dark")
+      ? { matches: true, addEventListener: (_, listener) => { told = listener; } } : real(query);
+    addEventListener("load", () => {
+      document.documentElement.style.setProperty("--grid", "#010203");
+      told();
+      document.title = getComputedStyle(document.querySelector(".gridlayer path")).stroke;
+    });</script>"""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', probe, page.read_text())
+    (tmp_path / "probe.html").write_text(text)
+    assert "rgb(1, 2, 3)" in opened(tmp_path / "probe.html").text
+
+
+@pytest.mark.parametrize("command", PLOTS)
+def test_the_page_is_as_wide_as_a_phone(make, opened, command, tmp_path):
+    results = getattr(examples, command)()
+    results["machine"]["host"] = "x" * 200
+    page = make(results, results)
+    probe = ("<script>addEventListener('load', () => parent.postMessage("
+             "document.documentElement.scrollWidth + ' of ' + innerWidth, '*'))</script>")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', probe, page.read_text())
+    (tmp_path / "probe.html").write_text(text)
+    # A window has a least width; a frame has none.
+    (tmp_path / "phone.html").write_text(
+        "<script>onmessage = (event) => document.title = event.data</script>"
+        "<iframe src=probe.html style='width: 360px; height: 800px; border: 0'></iframe>")
+    assert "360 of 360" in opened(tmp_path / "phone.html", "--hide-scrollbars").text
 
 
 def spoil(value):
