@@ -15,6 +15,8 @@ class Command:
     """`ferry("bench", "--sizes", "4K")` runs it and returns what it said; `code=1` expects that
     exit status; other keywords go into its environment."""
 
+    program = PROGRAM
+
     def __init__(self, place):
         self.place = place
         self.env = os.environ | {
