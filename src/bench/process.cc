@@ -16,6 +16,11 @@ namespace tensorferry::bench {
 
 namespace {
 
+// Of the other program: this one does not print.
+constexpr int its_input = 0;
+constexpr int its_output = 1;
+constexpr int its_errors = 2;
+
 constexpr int exit_not_started = 127;
 constexpr int exit_by_signal = 128;
 
@@ -23,10 +28,10 @@ class SpawnSettings {
  public:
   explicit SpawnSettings(const std::string& output) {
     posix_spawn_file_actions_init(&actions_);
-    posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, output.c_str(),
+    posix_spawn_file_actions_addopen(&actions_, its_input, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions_, its_output, output.c_str(),
                                      O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    posix_spawn_file_actions_adddup2(&actions_, STDOUT_FILENO, STDERR_FILENO);
+    posix_spawn_file_actions_adddup2(&actions_, its_output, its_errors);
     posix_spawnattr_init(&attributes_);
     // What this process ignores, its children must not.
     sigset_t usual;

@@ -109,9 +109,10 @@ Summary summarize(std::span<const double> values) {
   summary.mean = mean_of(values);
   summary.median = percentile(sorted, 0.5);
   summary.standard_deviation = deviation_of(values, summary.mean);
-  const double half = values.size() < 2 ? 0 : ci95_half_width(values);
-  summary.ci95_low = summary.mean - half;
-  summary.ci95_high = summary.mean + half;
+  if (values.size() > 1) {
+    const double half = ci95_half_width(values);
+    summary.ci95 = Interval{.low = summary.mean - half, .high = summary.mean + half};
+  }
   summary.p50 = summary.median;
   summary.p90 = percentile(sorted, 0.90);
   summary.p99 = percentile(sorted, 0.99);

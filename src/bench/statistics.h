@@ -6,13 +6,17 @@
 
 namespace tensorferry::bench {
 
+struct Interval {
+  double low = 0;
+  double high = 0;
+};
+
 struct Summary {
   double mean = 0;
   double median = 0;
   double standard_deviation = 0;  // of the sample (n - 1); 0 for one value
-  // The 95 % confidence interval of the mean, by Student's t; the mean itself for one value.
-  double ci95_low = 0;
-  double ci95_high = 0;
+  // The 95 % confidence interval of the mean, by Student's t; none for one value.
+  std::optional<Interval> ci95;
   // Percentiles, interpolated between neighbours.
   double p50 = 0;
   double p90 = 0;

@@ -385,10 +385,11 @@ Json to_json(const Candidate& candidate, Objective objective) {
                {"queue_depth", point.queue_depth},
                {"workers", point.workers}};
   if (candidate.scores.empty()) return json;
-  const double margin = candidate.scores.size() > 1 ? candidate.margin() : 0;
   json["score"] = candidate.score();
-  json["low"] = candidate.score() - margin;
-  json["high"] = candidate.score() + margin;
+  if (candidate.scores.size() > 1) {
+    json["low"] = candidate.score() - candidate.margin();
+    json["high"] = candidate.score() + candidate.margin();
+  }
   if (objective == Objective::latency) {
     json["latency_seconds"] = candidate.figure();
   } else {

@@ -38,7 +38,7 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(Only files that it made itself are touched, in a directory of their own, and removed at the end.
+    R"(Only files that it made itself are touched, in a directory of their own, which is removed.
 
 Examples:
   tensorferry bench                                     where /mnt/nvme is, else here
@@ -67,6 +67,11 @@ std::string percentiles(const bench::Summary& summary, int digits) {
   return text + "}";
 }
 
+std::string interval(const std::optional<bench::Interval>& ci95, int digits) {
+  if (!ci95) return "not to be had from one sample";
+  return fmt::format("({:.{}f}, {:.{}f})", ci95->low, digits, ci95->high, digits);
+}
+
 void print_series(const Series& series) {
   const bench::Summary latency = bench::summarize(series.seconds);
   const bench::Summary bandwidth = bench::summarize(series.mb_per_second());
@@ -74,12 +79,12 @@ void print_series(const Series& series) {
   fmt::print("  Latency Mean: {:.9f}s\n", latency.mean);
   fmt::print("  Latency Median: {:.9f}s\n", latency.median);
   fmt::print("  Latency Std Dev: {:.9f}s\n", latency.standard_deviation);
-  fmt::print("  Latency 95% CI: ({:.9f}, {:.9f})\n", latency.ci95_low, latency.ci95_high);
+  fmt::print("  Latency 95% CI: {}\n", interval(latency.ci95, 9));
   fmt::print("  Latency Percentiles: {}\n", percentiles(latency, 9));
   fmt::print("  Bandwidth Mean: {:.3f} MB/s\n", bandwidth.mean);
   fmt::print("  Bandwidth Median: {:.3f} MB/s\n", bandwidth.median);
   fmt::print("  Bandwidth Std Dev: {:.3f} MB/s\n", bandwidth.standard_deviation);
-  fmt::print("  Bandwidth 95% CI: ({:.3f}, {:.3f})\n", bandwidth.ci95_low, bandwidth.ci95_high);
+  fmt::print("  Bandwidth 95% CI: {}\n", interval(bandwidth.ci95, 3));
   fmt::print("  Bandwidth Percentiles: {}\n", percentiles(bandwidth, 3));
   fmt::print("  CPU: {:.4f} seconds per GB\n", series.cpu_seconds_per_gb());
   fmt::print("  Engine: {} ({}), {}\n", series.engine, series.engine_reason,
@@ -93,13 +98,13 @@ void print_summary(const std::vector<Series>& all) {
   for (const Series& series : all) {
     const bench::Summary latency = bench::summarize(series.seconds);
     const bench::Summary bandwidth = bench::summarize(series.mb_per_second());
-    rows.push_back({bench::size_text(series.bytes), std::string(to_string(series.direction)),
-                    fmt::format("{:.0f}", bandwidth.mean),
-                    fmt::format("±{:.0f}", bandwidth.ci95_high - bandwidth.mean),
-                    fmt::format("{:.3f}", latency.p50 * 1e3),
-                    fmt::format("{:.3f}", latency.p90 * 1e3),
-                    fmt::format("{:.3f}", latency.p99 * 1e3),
-                    fmt::format("{:.4f}", series.cpu_seconds_per_gb())});
+    rows.push_back(
+        {bench::size_text(series.bytes), std::string(to_string(series.direction)),
+         fmt::format("{:.0f}", bandwidth.mean),
+         bandwidth.ci95 ? fmt::format("±{:.0f}", bandwidth.ci95->high - bandwidth.mean) : "",
+         fmt::format("{:.3f}", latency.p50 * 1e3), fmt::format("{:.3f}", latency.p90 * 1e3),
+         fmt::format("{:.3f}", latency.p99 * 1e3),
+         fmt::format("{:.4f}", series.cpu_seconds_per_gb())});
   }
   fmt::print("\n{}", table({{"size"},
                             {""},

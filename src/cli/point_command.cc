@@ -26,7 +26,7 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(`tensorferry sweep` runs this once for each of its points; the command lines that it prints can be
+    R"(`tensorferry sweep` runs this once for each of its points; its command lines can be
 repeated by hand. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
 
 Example:

@@ -30,8 +30,9 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(The profile is kept for the drive, and every Handle() takes it from then on where its arguments leave
-the choice. TENSORFERRY_PROFILES says where profiles are; set to nothing it switches them off.
+    R"(The profile is kept for the drive; every Handle() takes it from then on where its
+arguments leave the choice. TENSORFERRY_PROFILES says where profiles are; set to nothing it
+switches them off.
 
 Examples:
   tensorferry tune /mnt/nvme

@@ -1,0 +1,85 @@
+"""The program as a whole: help, versions, completion."""
+
+import re
+import subprocess
+
+import pytest
+
+from conftest import PROGRAM, ROOT
+
+COMMANDS = ["bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(ferry, command):
+    said = ferry(command, "--help").stdout
+    assert re.search(rf"^Examples?:\n( {{2}}.*\n)*.*tensorferry {command}", said, re.MULTILINE)
+    for line in said.splitlines():
+        assert len(line) <= 110, line
+
+
+def test_the_program_lists_its_commands(ferry):
+    said = ferry("--help").stdout
+    for command in COMMANDS:
+        assert re.search(rf"^  {command}\b", said, re.MULTILINE)
+
+
+def test_the_version_is_the_one_number(ferry):
+    header = (ROOT / "include/tensorferry/version.h").read_text()
+    version = re.search(r'TENSORFERRY_VERSION "(.+)"', header)[1]
+    assert ferry("--version").stdout.strip() == f"tensorferry {version}"
+
+
+def test_an_unknown_word_leads_to_the_nearest_known(ferry):
+    assert "did you mean sweep?" in ferry("swep", code=2).stderr
+    assert "did you mean --version?" in ferry("--versoin", code=2).stderr
+    assert "bench" in ferry(code=2).stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_know_every_command(ferry, shell):
+    script = ferry("completion", shell).stdout
+    for command in COMMANDS:
+        assert command in script
+    assert "nvme-path" in script
+
+
+def complete(script, *words):
+    """What bash would offer for the last word."""
+    line = " ".join(words)
+    program = f"""{script}
+COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}
+COMP_LINE={line!r}; _tensorferry; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_and_flags(ferry):
+    script = ferry("completion", "bash").stdout
+    assert complete(script, "tensorferry", "sw") == ["sweep"]
+    assert complete(script, "tensorferry", "bench", "--que") == ["--queue-depth"]
+    assert complete(script, "tensorferry", "bench", "--engine", "lib") == ["libaio"]
+    assert complete(script, "tensorferry", "tune", ".", "--objective", "lat") == ["latency"]
+
+
+def test_the_documents_name_every_flag(ferry):
+    """docs/COMMAND.md has each flag of the help, and none that does not exist."""
+    for command in COMMANDS:
+        if command in ("completion", "point"):
+            continue
+        page = (ROOT / "docs" / f"{command}.md").read_text()
+        spelled = set(re.findall(r"--[a-z][a-z_-]*", page))
+        written = {flag.replace("_", "-") for flag in spelled}
+        known = set(re.findall(r"--[a-z][a-z-]*", ferry(command, "--help").stdout.split("\n\n")[1]))
+        all_known = known.union(*(set(re.findall(r"--[a-z][a-z-]*", ferry(one, "--help").stdout))
+                                  for one in COMMANDS))
+        assert known - {"--help"} <= written, f"{command}: {known - written}"
+        assert written <= all_known, f"{command}: {written - all_known}"
+
+
+def test_the_program_stands_alone():
+    """It needs glibc and the C++ runtime, and no library of ours."""
+    listed = subprocess.run(["readelf", "-d", PROGRAM], capture_output=True, text=True, check=True)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", listed.stdout))
+    assert needed <= {"libc", "libm", "libgcc_s", "libstdc++", "ld-linux-x86-64",
+                      "ld-linux-aarch64"}
