@@ -46,7 +46,7 @@ class DoctorTest : public testing::Test {
   }
 
   // A sound NVMe drive.
-  void plant_drive(const std::string& number, const std::string& name) {
+  void plant_drive(const std::string& number, const std::string& name) const {
     const std::string folder = tree_.sys + "/dev/block/" + number;
     plant(folder + "/dev", number);
     plant(folder + "/uevent", "MAJOR=259\nDEVNAME=" + name + "\nDEVTYPE=disk");
@@ -60,11 +60,12 @@ class DoctorTest : public testing::Test {
     plant(folder + "/device/numa_node", "-1");
   }
 
-  void plant_fact(const std::string& number, const std::string& file, const std::string& text) {
+  void plant_fact(const std::string& number, const std::string& file,
+                  const std::string& text) const {
     plant(tree_.sys + "/dev/block/" + number + "/" + file, text);
   }
 
-  void plant_nvidia_driver() {
+  void plant_nvidia_driver() const {
     plant(tree_.proc + "/driver/nvidia/version",
           "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC");
     for (const char* node : {"nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"}) {

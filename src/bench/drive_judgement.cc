@@ -141,7 +141,7 @@ Finding judge_kind(const std::vector<Drive>& drives) {
 
 // The one in brackets: "none [mq-deadline] kyber".
 std::string scheduler_of(const Drive& drive) {
-  const std::string all = drive.fact("queue/scheduler");
+  std::string all = drive.fact("queue/scheduler");
   const std::size_t begin = all.find('[');
   if (begin == std::string::npos) return all;
   return all.substr(begin + 1, all.find(']') - begin - 1);

@@ -134,9 +134,9 @@ Command add_doctor(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "doctor", "Say what keeps tensors from moving at full speed here, and what to do about it");
   app->footer(footer);
-  app->add_option("directories", options->directories, "where the files will be")
-      ->type_name("DIR")
-      ->default_str("the working directory");
+  app->add_option("directories", options->directories,
+                  "where the files will be; by default the working directory")
+      ->type_name("DIR");
   app->add_flag("--json", options->json, "print the findings as JSON");
   return {app, [options] { return run(*options); }};
 }
