@@ -90,7 +90,7 @@ int run(const std::vector<std::string>& arguments) {
   program.footer(footer);
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
   program.require_subcommand(1);
-  const std::vector<Command> commands{add_doctor(program), add_report(program),
+  const std::vector<Command> commands{add_doctor(program), add_verify(program), add_report(program),
                                       add_completion(program)};
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {

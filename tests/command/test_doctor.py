@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from conftest import PROGRAM
+from loop_mount import loop_mount
 
 # Refuses io_uring_setup with EPERM, as containers do, and becomes the program.
 WITHOUT_IO_URING = """
@@ -38,23 +38,6 @@ def findings_of(text):
 def run(words, env):
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env,
                           timeout=60, check=False)
-
-
-@contextmanager
-def loop_mount(place, kind="ext4", size="4G", options="loop"):
-    """A file system of its own, on a loop device."""
-    if os.geteuid() != 0 or shutil.which(f"mkfs.{kind}") is None:
-        pytest.skip(f"needs root and mkfs.{kind}")
-    image, point = place / f"{kind}.img", place / kind
-    subprocess.run(["truncate", "-s", size, image], check=True)
-    subprocess.run([f"mkfs.{kind}", "-q", image], check=True, capture_output=True)
-    point.mkdir()
-    if subprocess.run(["mount", "-o", options, image, point], check=False).returncode != 0:
-        pytest.skip(f"{kind} cannot be mounted here")
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", point], check=True)
 
 
 def test_a_line_for_each_finding_and_a_verdict_last(ferry):
