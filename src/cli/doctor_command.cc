@@ -118,7 +118,9 @@ int run(const Options& options) {
   }
   std::ranges::move(bench::check_gpu(options.directories), std::back_inserter(findings));
   if (options.json) {
-    fmt::print("{}\n", bench::to_json(findings).dump(2));
+    // Names of directories may be any bytes; JSON may not.
+    fmt::print("{}\n",
+               bench::to_json(findings).dump(2, ' ', false, bench::Json::error_handler_t::replace));
   } else {
     const Ink ink = ink_of_stdout();
     print_findings(findings, ink);

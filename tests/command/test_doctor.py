@@ -13,20 +13,7 @@ import pytest
 from conftest import PROGRAM
 from loop_mount import loop_mount
 
-# Refuses io_uring_setup with EPERM, as containers do, and becomes the program.
-WITHOUT_IO_URING = """
-import ctypes, os, struct, sys
-def step(code, yes, no, value):
-    return struct.pack("HBBI", code, yes, no, value)
-program = (step(0x20, 0, 0, 0) + step(0x15, 0, 1, 425)
-           + step(0x06, 0, 0, 0x00050001) + step(0x06, 0, 0, 0x7FFF0000))
-text = ctypes.create_string_buffer(program)
-rules = struct.pack("HxxxxxxP", 4, ctypes.addressof(text))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.c_char_p(rules), 0, 0) == 0
-os.execv(sys.argv[1], sys.argv[1:])
-"""
+WITHOUT_IO_URING = Path(__file__).with_name("without_io_uring.py")
 
 
 def findings_of(text):
@@ -141,7 +128,7 @@ def test_a_low_memlock_limit_is_told(ferry):
 
 
 def test_io_uring_behind_a_filter_is_told(ferry):
-    done = run([sys.executable, "-c", WITHOUT_IO_URING, PROGRAM, "doctor", "--json", ferry.place],
+    done = run([sys.executable, WITHOUT_IO_URING, PROGRAM, "doctor", "--json", ferry.place],
                ferry.env)
     _, findings = findings_of(done.stdout)
     assert done.returncode == 1

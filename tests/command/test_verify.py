@@ -5,12 +5,14 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from conftest import PROGRAM
 from loop_mount import loop_mount
 
 BLOCK = 4096
@@ -114,6 +116,16 @@ def test_every_pair_of_engines_has_its_turn_and_nothing_is_left(ferry):
     assert "seed 5" in said
     assert os.listdir(ferry.place) == ["precious"]
     assert (ferry.place / "precious").read_text() == "data"
+
+
+def test_an_engine_that_is_refused_is_skipped_with_the_reason(ferry):
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("without_io_uring.py"), PROGRAM, "verify",
+         ferry.place, "--size", "64K"],
+        capture_output=True, text=True, env=ferry.env, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^skipped: io_uring: .*seccomp", done.stdout, re.MULTILINE)
+    assert not re.search(r"^io_uring", done.stdout, re.MULTILINE)
 
 
 def test_one_engine_alone(ferry):
