@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <span>
+#include <utility>
 
 #include "bench/interrupt.h"
 #include "bench/verify.h"
@@ -36,8 +37,8 @@ std::optional<std::uint64_t> generation_in(const std::string& path) {
 
 class StampedFile {
  public:
-  StampedFile(const std::string& path, const ShowVerifyProgress& show)
-      : show_(show), file_(File::open(path, Access::read)), bytes_(file_.size()) {
+  StampedFile(const std::string& path, ShowVerifyProgress show)
+      : show_(std::move(show)), file_(File::open(path, Access::read)), bytes_(file_.size()) {
     drop_from_page_cache(path);
   }
 

@@ -11,6 +11,7 @@
 #include <random>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "bench/interrupt.h"
 #include "bench/scratch.h"
@@ -42,7 +43,7 @@ constexpr std::array<std::size_t, 1> medium{64 * KiB};
 constexpr std::array<std::size_t, 1> large{1 * MiB};
 constexpr std::array<std::size_t, 1> three_pages{12 * KiB};
 // Offsets and lengths that fit nothing.
-constexpr std::array<std::size_t, 7> odd{3 * 4 * KiB + 1, 4095, 511, 64 * KiB + 7, 1, 100'003, 513};
+constexpr std::array<std::size_t, 7> odd{12 * KiB + 1, 4095, 511, 64 * KiB + 7, 1, 100'003, 513};
 
 constexpr std::array cuts{
     Cut{.lengths = large, .memory = Memory::pinned, .calls = Calls::one_each},
@@ -140,9 +141,9 @@ VerifyFailure failure_of(const BadBlock& bad, const std::string& path, std::uint
 // One file, generation after generation.
 class Verification {
  public:
-  Verification(const VerifyPlan& plan, const ShowVerifyProgress& show)
+  Verification(const VerifyPlan& plan, ShowVerifyProgress show)
       : plan_(plan),
-        show_(show),
+        show_(std::move(show)),
         random_(plan.seed),
         scratch_(plan.directory, plan.bytes),
         file_(File::open(scratch_.file("stamped"), Access::read_write)) {

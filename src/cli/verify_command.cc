@@ -168,7 +168,8 @@ Command add_verify(CLI::App& program) {
   app->add_option("--check", options->file, "only check a file that was kept")->type_name("FILE");
   app->final_callback([app, options, duration] {
     constexpr double longest_s = 1e9;
-    if (duration->count() > 0 && !(options->duration_s > 0 && options->duration_s < longest_s)) {
+    const bool sensible = options->duration_s > 0 && options->duration_s < longest_s;  // nan is not
+    if (duration->count() > 0 && !sensible) {
       throw CLI::ValidationError("--duration: give a number of seconds above 0");
     }
     if (options->directory.empty() && options->file.empty()) {
