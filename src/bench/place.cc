@@ -86,12 +86,13 @@ Place place_of(const std::string& directory) {
     error.assign(errno, std::generic_category());
   }
   if (error) {
-    throw Error({.operation = "look at",
-                 .path = directory,
-                 .offset = {},
-                 .length = {},
-                 .code = error.value(),
-                 .hint = error.value() == ENOENT ? "there is no such directory" : ""});
+    throw Error(
+        {.operation = "look at",
+         .path = directory,
+         .offset = {},
+         .length = {},
+         .code = error.value(),
+         .hint = error.value() == ENOENT ? "there is no such directory; make it first" : ""});
   }
   place.bytes = std::uint64_t{facts.f_blocks} * facts.f_frsize;
   place.free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;

@@ -90,9 +90,9 @@ int run(const std::vector<std::string>& arguments) {
   program.footer(footer);
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
   program.require_subcommand(1);
-  const std::vector<Command> commands{add_bench(program),  add_sweep(program),
-                                      add_point(program),  add_tune(program),
-                                      add_report(program), add_completion(program)};
+  const std::vector<Command> commands{
+      add_bench(program),  add_sweep(program),  add_point(program),  add_tune(program),
+      add_doctor(program), add_verify(program), add_report(program), add_completion(program)};
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {
     return complain(words, problem);
