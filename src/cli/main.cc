@@ -76,6 +76,17 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
              : "";
 }
 
+// A flag that is given twice counts as given last, as people expect who repeat a line with changes.
+void let_the_last_one_count(CLI::App& program) {
+  for (CLI::App* command : program.get_subcommands({})) {
+    for (CLI::Option* option : command->get_options()) {
+      if (option->get_expected_max() == 1 && option->get_lnames().size() == 1) {
+        option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      }
+    }
+  }
+}
+
 int complain(const std::vector<std::string>& words, const std::string& message) {
   const bool in_command = !words.empty() && !words.front().starts_with("-");
   const std::string name = in_command ? "tensorferry " + words.front() : "tensorferry";
@@ -93,6 +104,7 @@ int run(const std::vector<std::string>& arguments) {
   const std::vector<Command> commands{
       add_bench(program),  add_sweep(program),  add_point(program),  add_tune(program),
       add_doctor(program), add_verify(program), add_report(program), add_completion(program)};
+  let_the_last_one_count(program);
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {
     return complain(words, problem);

@@ -213,11 +213,11 @@ def wait_until(condition, seconds=60):
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM],
                                      [signal.SIGINT, signal.SIGINT]])
 def test_an_interrupt_cleans_up_and_keeps_what_is_finished(ferry, signals):
-    running = ferry.start("bench", "--sizes", "4K", "32M", "--iterations", "100000", "--threads",
+    running = ferry.start("bench", "--sizes", "4K", "64M", "--iterations", "3000", "--threads",
                           "1", "--json", "results.json", "--nvme-path", ".")
     # The second size has begun: its headline is printed.
     head = ""
-    while "tensors of 32M" not in head:
+    while "tensors of 64M" not in head:
         line = running.stdout.readline()
         assert line, "it ended early"
         head += line

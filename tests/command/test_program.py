@@ -36,6 +36,11 @@ def test_an_unknown_word_leads_to_the_nearest_known(ferry):
     assert "bench" in ferry(code=2).stderr
 
 
+def test_of_a_flag_given_twice_the_last_one_counts(ferry):
+    said = ferry("bench", "--sizes", "4K", "--iterations", "5", "--iterations", "3").stdout
+    assert "3 tensors of 4K" in said
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_know_every_command(ferry, shell):
     script = ferry("completion", shell).stdout

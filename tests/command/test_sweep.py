@@ -127,7 +127,9 @@ def test_an_interrupted_sweep_goes_on_where_it_was(ferry, space):
     running = ferry.start("sweep", *space, "--io_size", "64M", "--loops", "5")
     lines = 0
     while lines < 8:
-        lines += running.stdout.readline().startswith("tensorferry point")
+        line = running.stdout.readline()
+        assert line, "it ended early"
+        lines += line.startswith("tensorferry point")
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 1 and "goes on from here" in errors
