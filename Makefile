@@ -18,12 +18,15 @@ SETUP := scripts/setup.sh
 PY := .venv/bin/python
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
-# Configures a preset and builds it: $(call build,release)
+# The command as it was built, with the package for its report.
+FERRY = PATH=$(CURDIR)/.venv/bin:$$PATH PYTHONPATH=$(CURDIR)/build/release/python \
+	build/release/bin/tensorferry
+# Configures a preset and builds it: $(call build,release[,options[,targets]])
 build = cmake --preset $(1) --log-level=WARNING $(2) >/dev/null && \
-	cmake --build --preset $(1) -j $(JOBS)
+	cmake --build --preset $(1) -j $(JOBS) $(3)
 # The same with the Python extension, for the Python of .venv.
-build_all = $(SETUP) packages build && $(SETUP) venv && \
-	$(call build,release,-DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY))
+with_python = -DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+build_all = $(SETUP) packages build && $(SETUP) venv && $(call build,release,$(with_python))
 TSAN_TESTS := src/engines_test src/memory_test src/handle_test tests/faults/stress_test
 # ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -31,7 +34,7 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test soak bench compare python-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
+.PHONY: build test soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -54,10 +57,13 @@ soak: ## The long versions of the fault tests
 	@TENSORFERRY_SOAK=1 ctest --preset release -j $(JOBS) -L fault
 	@TENSORFERRY_SOAK=1 $(PYTEST) tests/python/test_lifetime.py
 
-bench: ## Measure the core on this machine and write a report (ARGS=... goes to bench.py)
-	@$(SETUP) packages build test
-	@$(build_all)
-	@$(PY) benchmarks/bench.py $(ARGS)
+bench: ## Measure this machine and write a report (ARGS=... goes to tensorferry bench)
+	@$(SETUP) packages build
+	@$(SETUP) venv
+	@$(call build,release,$(with_python),-t tensorferry_command tensorferry_python)
+	@mkdir -p build/reports
+	@$(FERRY) bench --json build/reports/bench.json $(ARGS)
+	@$(FERRY) report build/reports/bench.json -o build/reports/bench.html
 
 compare: ## Measure against fio, DeepSpeed and the targets (ARGS=... goes to compare.py)
 	@$(SETUP) packages build test
@@ -70,6 +76,11 @@ python-figures: ## What the Python package adds: import, calls, Ctrl-C, a millio
 	@$(SETUP) venv test
 	@$(build_all)
 	@$(PY) benchmarks/python_figures.py $(ARGS)
+
+command-figures: ## What the command itself costs, and tune against the full grid (8 minutes)
+	@$(SETUP) packages build test
+	@$(build_all)
+	@$(PY) benchmarks/command_figures.py $(ARGS)
 
 format: ## Format all C++ files in place
 	@$(SETUP) packages check

@@ -150,23 +150,6 @@ def ratio_chart(
     return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
 
 
-def bar_chart(rows: Sequence[tuple[str, float, str]]) -> str:
-    """One bar per row: (name, value, the value as text)."""
-    scale = Scale(0, max(value for _, value, _ in rows) * 1.02, 300, 880)
-    height = 34 + 26 * len(rows)
-    parts = [scale.grid(height - 6)]
-    for number, (name, value, text) in enumerate(rows):
-        y = 42 + 26 * number
-        width = scale.x(value) - scale.left
-        parts.append(f'<text x="12" y="{y + 4}">{escape(name)}</text>')
-        parts.append(
-            f'<rect class="bar" x="{scale.left}" y="{y - 8}" width="{width:.1f}" '
-            'height="16" rx="2"/>'
-        )
-        parts.append(f'<text x="{scale.left + width + 8:.1f}" y="{y + 4}">{escape(text)}</text>')
-    return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
-
-
 def write(path: Path, title: str, lead: str, sections: Sequence[tuple[str, str]]) -> None:
     """Sections are (heading, HTML)."""
     body = "".join(f"<h2>{escape(head)}</h2>{html}" for head, html in sections)

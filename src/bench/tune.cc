@@ -357,9 +357,6 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
   while (tuned.rounds.size() < rounds) {
     const std::size_t rounds_left = rounds - tuned.rounds.size();
     const bool last = rounds_left == 1;
-    if (last && std::ranges::none_of(points, [&](const Point& one) { return same(one, usual); })) {
-      points.push_back(usual);
-    }
     // The finalists get two shares: that is where small differences count.
     const double seconds =
         last ? budget.left() : budget.left() / static_cast<double>(rounds_left + 1);
@@ -369,6 +366,10 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
                   [&] { watch({tuned.rounds.size() + 1, points.size(), budget.share()}); });
     if (round.candidates.front().scores.empty()) break;  // no time for even one pass
     points = keep(round);
+    // The defaults are measured to the end: what was gained is told against them.
+    if (std::ranges::none_of(points, [&](const Point& one) { return same(one, usual); })) {
+      points.push_back(usual);
+    }
     if (options.objective != Objective::latency) speed = round.candidates.front().figure();
     tuned.rounds.push_back(std::move(round));
     round_done(tuned.rounds.back());

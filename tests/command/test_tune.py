@@ -40,7 +40,7 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     for before, after in zip(results["rounds"], results["rounds"][1:]):
         kept = sum(one["kept"] for one in before["candidates"])
         assert kept <= (len(before["candidates"]) + 1) // 2
-        # In the last round the defaults are measured too.
+        # The defaults are measured to the end.
         assert len(after["candidates"]) in (kept, kept + 1)
     assert said.count("Round ") == len(sizes)
 

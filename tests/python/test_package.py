@@ -61,6 +61,7 @@ def test_wheel_holds_what_it_should(wheel):
                  "tensorferry-deepspeed.pth"):
         assert name in names
     assert sum(".so" in name for name in names) == 1
+    assert [name for name in names if name.endswith("/scripts/tensorferry")]
     assert not [name for name in names if name.startswith(("include", "lib", "tests"))]
 
 
@@ -92,6 +93,21 @@ def test_it_works_in_an_empty_environment(installed, tmp_path):
         cwd=tmp_path, capture_output=True, text=True, env=CLEAN,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_brings_the_command(installed, tmp_path):
+    program = installed.parent / "tensorferry"
+    done = subprocess.run([program, "bench", "--sizes", "4K", "--iterations", "3", "--json", "r"],
+                          cwd=tmp_path, capture_output=True, text=True, env=CLEAN)
+    assert done.returncode == 0 and "Read Statistics:" in done.stdout, done.stderr
+    # The page needs plotly, which this environment does not have: one line says what to do.
+    done = subprocess.run([program, "report", "r"], cwd=tmp_path, capture_output=True, text=True,
+                          env=CLEAN)
+    assert done.returncode == 1 and "pip install" in done.stderr and "Traceback" not in done.stderr
+    # The program's Python face finds the command beside its Python.
+    done = subprocess.run([installed, "-m", "tensorferry.sweep", "--help"], cwd=tmp_path,
+                          capture_output=True, text=True, env=CLEAN)
+    assert done.returncode == 0 and "--nvme-dir" in done.stdout, done.stderr
 
 
 def test_the_environment_variable_is_read_at_the_start(installed):
