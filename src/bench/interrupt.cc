@@ -36,8 +36,14 @@ void notice(int signal) {
 void catch_interrupts() {
   struct sigaction action{};
   action.sa_handler = notice;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    struct sigaction before{};
+    sigaction(one, nullptr, &before);
+    // What was ignored before (by nohup, say) stays ignored.
+    if (before.sa_handler != SIG_IGN) sigaction(one, &action, nullptr);
+  }
+  // A file that may not grow further is an error of the write.
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool interrupted() noexcept { return noticed != 0; }

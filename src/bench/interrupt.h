@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM: work ends at the next chance, files are removed, results are kept.
+// Ctrl-C, SIGTERM, SIGHUP and SIGQUIT: work ends at the next chance, files are removed, results are
+// kept.
 #pragma once
 
 #include <exception>
@@ -13,7 +14,7 @@ class Interrupted : public std::exception {
   [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
 };
 
-// From now on SIGINT and SIGTERM only set a flag; one that comes seconds later ends the process.
+// From now on these signals only set a flag; one that comes seconds later ends the process.
 void catch_interrupts();
 
 [[nodiscard]] bool interrupted() noexcept;

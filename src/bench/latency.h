@@ -36,6 +36,7 @@ struct Series {
   std::string engine;
   std::string engine_reason;
   bool direct = false;
+  bool locked = false;                  // whether the memory was page-locked
   std::vector<double> seconds;          // of each operation
   std::vector<double> started_seconds;  // since the beginning of the series
   double cpu_seconds = 0;
@@ -60,6 +61,9 @@ class LatencyFile {
   ~LatencyFile();
   LatencyFile(const LatencyFile&) = delete;
   LatencyFile& operator=(const LatencyFile&) = delete;
+
+  // Why memory that should be page-locked is not; empty where it is.
+  [[nodiscard]] const std::string& lock_problem() const { return memory_.lock_problem(); }
 
   // Runs all iterations. `watch` is called about ten times a second. Throws Error and Interrupted.
   [[nodiscard]] Series measure(Direction direction, const Watch& watch);

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "bench/interrupt.h"
+#include "bench/scratch.h"
 #include "bench/sizes.h"
+#include "tensorferry/error.h"
 
 namespace tensorferry::bench {
 
@@ -26,6 +31,29 @@ Operation move_all(Handle& handle, Direction direction, std::span<std::byte> mem
   }
   for (const Operation& operation : operations) finish(operation);
   return operations.back();
+}
+
+// What is only to be read is never changed.
+void check_long_enough(const std::string& path, std::uint64_t bytes) {
+  const std::uint64_t size = File::open(path, Access::read).size();
+  if (size >= bytes) return;
+  throw Error({.operation = "read",
+               .path = path,
+               .offset = 0,
+               .length = bytes,
+               .code = ENODATA,
+               .hint = "the file has " + rounded_size(size) + " and " + rounded_size(bytes) +
+                       " are to be read; choose a smaller --io_size or a larger file"});
+}
+
+void fill_up(const std::string& path, std::uint64_t bytes) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const std::uintmax_t size = fs::file_size(path, error);
+  const std::uint64_t there = error ? 0 : size;
+  const std::string directory = fs::path(path).parent_path().string();
+  if (there < bytes) check_space(directory.empty() ? "." : directory, bytes - there);
+  extend(File::open(path, Access::write), bytes, data_seed);
 }
 
 }  // namespace
@@ -59,10 +87,10 @@ std::string log_name(Direction direction, const Point& point) {
 PointResult run_point(const Point& point, Direction direction, const std::string& path,
                       std::uint64_t bytes, unsigned loops) {
   const Access access = direction == Direction::read ? Access::read : Access::write;
-  if (direction == Direction::write) {
-    extend(File::open(path, Access::write), bytes, data_seed);
-  } else if (File::open(path, Access::read).size() < bytes) {
-    extend(File::open(path, Access::read_write), bytes, data_seed);
+  if (direction == Direction::read) {
+    check_long_enough(path, bytes);
+  } else {
+    fill_up(path, bytes);
   }
   const Memory memory(MemoryKind::pinned, std::min(bytes, memory_bytes_max), data_seed);
   Handle handle(to_options(point));

@@ -37,8 +37,8 @@ struct PointResult {
   bool direct = false;
 };
 
-// Moves `bytes` between page-locked memory and the file, `loops` times. A file that is to be
-// written, or to be read and too short, is filled up first. Before the clock starts the rings are
+// Moves `bytes` between page-locked memory and the file, `loops` times. A file to be written is
+// filled up first, one to be read must be long enough. Before the clock starts the rings are
 // opened and the memory is registered. Throws Error and Interrupted.
 [[nodiscard]] PointResult run_point(const Point& point, Direction direction,
                                     const std::string& path, std::uint64_t bytes, unsigned loops);

@@ -36,7 +36,7 @@ class SpawnSettings {
     // What this process ignores, its children must not.
     sigset_t usual;
     sigemptyset(&usual);
-    for (const int one : {SIGPIPE, SIGINT, SIGTERM}) sigaddset(&usual, one);
+    for (const int one : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&usual, one);
     posix_spawnattr_setsigdefault(&attributes_, &usual);
     posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGDEF);
   }

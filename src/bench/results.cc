@@ -1,15 +1,18 @@
 #include "bench/results.h"
 
+#include <fcntl.h>
 #include <fmt/chrono.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <system_error>
+#include <string_view>
 
 #include "tensorferry/error.h"
 #include "tensorferry/version.h"
@@ -59,31 +62,92 @@ Json to_json(const Summary& summary) {
   return json;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::file_status before = fs::status(path, error);
-  // A pipe or a terminal cannot be replaced; a link stays a link to the file that is.
-  const bool replace = !fs::exists(before) || fs::is_regular_file(before);
-  const fs::path canonical = fs::weakly_canonical(path, error);
-  const std::string target = error ? path : canonical.string();
-  const std::string fresh = replace ? target + ".new-" + std::to_string(getpid()) : path;
-  errno = 0;
-  std::ofstream out(fresh, std::ios::trunc);
-  out << text;
-  out.close();
-  const int code = errno;
-  if (!out) {
-    if (replace) fs::remove(fresh, error);
-    throw failure("write", path, code);
+namespace {
+
+namespace fs = std::filesystem;
+
+// Whether a path can be replaced by a new file of that name. What is no plain file (a pipe, a
+// terminal), a link (also /dev/stdout) and a file with several names is written in place.
+bool replaceable(const std::string& path) {
+  struct stat facts{};
+  if (lstat(path.c_str(), &facts) != 0) return errno == ENOENT;
+  return S_ISREG(facts.st_mode) && facts.st_nlink == 1;
+}
+
+class Output {
+ public:
+  Output(const std::string& path, int flags, mode_t mode)
+      : fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, mode)) {}
+  ~Output() {
+    if (fd_ >= 0) close(fd_);
   }
-  if (!replace) return;
-  if (fs::exists(before)) fs::permissions(fresh, before.permissions(), error);
-  fs::rename(fresh, target, error);
-  if (!error) return;
-  const int reason = error.value();
-  fs::remove(fresh, error);
-  throw failure("write", path, reason);
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  [[nodiscard]] bool opened() const noexcept { return fd_ >= 0; }
+
+  // Those who could read or write the old one can do so with the new one, and nobody else.
+  void take_rights_of(const struct stat& before) const {
+    if (fchown(fd_, before.st_uid, before.st_gid) != 0) errno = 0;  // only root may give away
+    fchmod(fd_, before.st_mode & 07777U);
+  }
+
+  [[nodiscard]] bool write_all(std::string_view text) const {
+    while (!text.empty()) {
+      const ssize_t wrote = write(fd_, text.data(), text.size());
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0) return false;
+      text.remove_prefix(static_cast<std::size_t>(wrote));
+    }
+    return true;
+  }
+
+ private:
+  int fd_;
+};
+
+void replace_text(const std::string& path, const std::string& text) {
+  constexpr mode_t mode_of_new_files = 0666;  // less the umask
+  constexpr mode_t mode_until_known = 0600;
+  struct stat before{};
+  const bool exists = lstat(path.c_str(), &before) == 0;
+  const std::string fresh = path + ".new-" + std::to_string(getpid());
+  const auto give_up = [&](int code) {
+    unlink(fresh.c_str());
+    return failure("write", path, code);
+  };
+  {
+    const Output output(fresh, O_EXCL, exists ? mode_until_known : mode_of_new_files);
+    if (!output.opened()) throw failure("write", path, errno);
+    if (exists) output.take_rights_of(before);
+    if (!output.write_all(text)) throw give_up(errno);
+  }
+  if (rename(fresh.c_str(), path.c_str()) != 0) throw give_up(errno);
+}
+
+}  // namespace
+
+void check_writable(const std::string& path) {
+  struct stat facts{};
+  if (stat(path.c_str(), &facts) == 0) {
+    if (S_ISDIR(facts.st_mode)) throw failure("write", path, EISDIR);
+    if (access(path.c_str(), W_OK) != 0) throw failure("write", path, errno);
+    return;
+  }
+  const std::string parent = fs::path(path).parent_path().string();
+  if (access(parent.empty() ? "." : parent.c_str(), W_OK) != 0) {
+    throw failure("write", path, errno);
+  }
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  check_writable(path);
+  if (replaceable(path)) {
+    replace_text(path, text);
+    return;
+  }
+  const Output output(path, O_TRUNC, 0666);
+  if (!output.opened() || !output.write_all(text)) throw failure("write", path, errno);
 }
 
 void write_json(const std::string& path, const Json& json) {
@@ -91,6 +155,10 @@ void write_json(const std::string& path, const Json& json) {
 }
 
 Json read_json(const std::string& path) {
+  // A pipe would be waited for.
+  if (fs::exists(path) && !fs::is_regular_file(path)) {
+    throw failure("read", path, EINVAL, "it is not a regular file");
+  }
   errno = 0;
   std::ifstream in(path);
   std::ostringstream text;

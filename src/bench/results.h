@@ -21,7 +21,11 @@ inline constexpr int results_version = 1;
 
 [[nodiscard]] Json to_json(const Summary& summary);
 
-// Replaces the file at once: readers see the old text or the new one. Throws Error.
+// Throws Error where write_text() would, as far as that can be known.
+void check_writable(const std::string& path);
+
+// Replaces the file at once: readers see the old text or the new one. Links, pipes and files with
+// several names are written in place. Throws Error.
 void write_text(const std::string& path, const std::string& text);
 void write_json(const std::string& path, const Json& json);
 

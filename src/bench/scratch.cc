@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -45,6 +46,8 @@ void check_space(const std::string& directory, std::uint64_t bytes_needed) {
 }
 
 Scratch::Scratch(const std::string& directory, std::uint64_t bytes_needed) {
+  // First what no smaller size would cure.
+  if (access(directory.c_str(), W_OK) != 0) throw failure("make a directory in", directory, errno);
   check_space(directory, bytes_needed);
   std::string pattern = (std::filesystem::path(directory) / "tensorferry-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw failure("make a directory in", directory, errno);

@@ -48,7 +48,14 @@ class StampedFile {
     for_each_block([this](std::span<const std::byte> block, std::uint64_t offset) {
       expected_.offset = offset;
       ++result_.blocks;
-      if (block.size() < stamped_block_bytes) return;  // the end is told below
+      if (block.size() < stamped_block_bytes) {
+        if (offset < expected_.file_bytes) return;  // cut off: told below
+        add({.fault = Fault::foreign_data,
+             .offset = offset,
+             .length = block.size(),
+             .explanation = known_ ? "more than was written" : "no stamped block at all"});
+        return;
+      }
       if (const auto bad = check_block(block, expected_)) add(*bad);
     });
     if (bytes_ < expected_.file_bytes || bytes_ == 0) {
@@ -78,7 +85,8 @@ class StampedFile {
     });
     const auto most =
         std::ranges::max_element(runs, {}, [](const auto& entry) { return entry.second.blocks; });
-    if (most != runs.end()) expected_ = most->second.newest;
+    known_ = most != runs.end();
+    if (known_) expected_ = most->second.newest;
     if (const auto named = generation_in(file_.path())) expected_.generation = *named;
   }
 
@@ -125,6 +133,7 @@ class StampedFile {
   const std::uint64_t bytes_;
   std::uint64_t read_ = 0;
   Stamp expected_;
+  bool known_ = false;  // whether there is a stamp to learn from
   FileCheck result_;
   PinnedBuffer buffer_{window_bytes};
   Handle handle_;

@@ -60,21 +60,26 @@ EngineKind parse_engine(const Json& value) {
   return parse_engine_kind(value.get<std::string>());
 }
 
+template <class Value>
+void add_once(std::vector<Value>& values, Value value) {
+  if (std::ranges::find(values, value) == values.end()) values.push_back(value);
+}
+
 void apply(Space& space, const std::string& key, const Json& value) {
   if (key == "block_size") {
-    space.block_bytes.push_back(parse_bytes(key, value));
+    add_once(space.block_bytes, parse_bytes(key, value));
   } else if (key == "queue_depth") {
-    space.queue_depth.push_back(parse_count(key, value, 4096));
+    add_once(space.queue_depth, parse_count(key, value, 4096));
   } else if (key == "io_parallel") {
-    space.workers.push_back(parse_count(key, value, 256));
+    add_once(space.workers, parse_count(key, value, 256));
   } else if (key == "overlap_events") {
-    space.overlap.push_back(parse_flag(key, value) ? Overlap::on : Overlap::off);
+    add_once(space.overlap, parse_flag(key, value) ? Overlap::on : Overlap::off);
   } else if (key == "sequential_requests") {
-    space.overlap.push_back(parse_flag(key, value) ? Overlap::off : Overlap::on);
+    add_once(space.overlap, parse_flag(key, value) ? Overlap::off : Overlap::on);
   } else if (key == "single_submit") {
-    space.submit.push_back(parse_flag(key, value) ? Submit::single : Submit::batch);
+    add_once(space.submit, parse_flag(key, value) ? Submit::single : Submit::batch);
   } else if (key == "engine") {
-    space.engines.push_back(parse_engine(value));
+    add_once(space.engines, parse_engine(value));
   } else {
     throw invalid(key +
                   " is not known; known are block_size, queue_depth, overlap_events, "
@@ -91,15 +96,17 @@ std::string folder_name(const std::string& directory) {
   return name.empty() ? "root" : name;
 }
 
-// What a program that failed has said: its complaint, else its last line.
-std::string complaint_in(const std::string& log) {
+// Why a program failed: the signal, its complaint, or its last line.
+std::string reason_of(int status, const std::string& log) {
+  constexpr int by_signal = 128;
+  if (status > by_signal) return fmt::format("ended by signal {}", status - by_signal);
   std::ifstream lines(log);
   std::string last;
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("tensorferry")) return line;
     if (!line.empty()) last = line;
   }
-  return last;
+  return fmt::format("exit {}: {}", status, last.empty() ? "it said nothing" : last);
 }
 
 }  // namespace
@@ -162,10 +169,14 @@ std::vector<Point> points_of(const Space& space) {
 
 std::vector<Job> jobs_of(const SweepOptions& options) {
   std::vector<Job> jobs;
+  std::vector<std::string> folders;
   for (const std::string& directory : options.directories) {
+    std::string folder = folder_name(directory);
+    while (std::ranges::find(folders, folder) != folders.end()) folder += "_";
+    folders.push_back(folder);
     for (const EngineKind engine : options.engines) {
       fs::path place = options.log_directory;
-      if (options.directories.size() > 1) place /= folder_name(directory);
+      if (options.directories.size() > 1) place /= folder;
       if (options.engines.size() > 1) place /= to_string(engine);
       for (const Direction direction : options.directions) {
         for (Point point : points_of(options.space)) {
@@ -206,9 +217,28 @@ std::vector<std::string> command_of(const Job& job, const SweepOptions& options,
   return words;
 }
 
+namespace {
+
+Json entry_of(const Job& job) {
+  Json entry = {{"directory", job.directory},
+                {"engine", to_string(job.point.engine)},
+                {"direction", to_string(job.direction)}};
+  entry.update(to_json(job.point));
+  return entry;
+}
+
+}  // namespace
+
+Json failed_job(const Job& job, const std::string& error) {
+  Json entry = entry_of(job);
+  entry.update({{"status", "failed"}, {"error", error}, {"command", ""}, {"log", job.log}});
+  return entry;
+}
+
 Json run_job(const Job& job, const SweepOptions& options, const std::vector<std::string>& command,
              const std::string& program, const std::string& seconds_file) {
   fs::create_directories(fs::path(job.log).parent_path());
+  write_text(job.log, "");  // fails here, with a reason, or not at all
   std::error_code ignored;
   fs::remove(seconds_file, ignored);
   std::vector<std::string> words = command;
@@ -221,34 +251,28 @@ Json run_job(const Job& job, const SweepOptions& options, const std::vector<std:
     fs::remove(job.log, ignored);  // half a log would pass for a whole one
     throw;
   }
-  Json entry = {{"directory", job.directory},
-                {"engine", to_string(job.point.engine)},
-                {"direction", to_string(job.direction)}};
-  entry.update(to_json(job.point));
-  entry["status"] = status == 0 ? "ok" : "failed";
-  if (status == 0) {
-    const Json measured = read_json(seconds_file);
-    const auto seconds = measured.at("seconds").get<std::vector<double>>();
-    const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-    const double bytes = static_cast<double>(options.io_bytes) * options.loops;
-    entry["engine_used"] = measured.at("engine");
-    entry["seconds"] = seconds;
-    entry["gb_per_second"] = bytes / 1e9 / total;
-    entry["gib_per_second"] = bytes / static_cast<double>(GiB) / total;
-  } else {
-    const std::string said = complaint_in(job.log);
-    entry["error"] = fmt::format("exit {}: {}", status, said.empty() ? "it said nothing" : said);
+  if (status != 0) {
+    Json entry = failed_job(job, reason_of(status, job.log));
+    entry["command"] = shell_line(command);
+    return entry;
   }
-  entry["command"] = shell_line(command);
-  entry["log"] = job.log;
+  const Json measured = read_json(seconds_file);
+  const auto seconds = measured.at("seconds").get<std::vector<double>>();
+  const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  const double bytes = static_cast<double>(options.io_bytes) * options.loops;
+  Json entry = entry_of(job);
+  entry.update({{"status", "ok"},
+                {"engine_used", measured.at("engine")},
+                {"seconds", seconds},
+                {"gb_per_second", bytes / 1e9 / total},
+                {"gib_per_second", bytes / static_cast<double>(GiB) / total},
+                {"command", shell_line(command)},
+                {"log", job.log}});
   return entry;
 }
 
 bool describes(const Json& entry, const Job& job) {
-  Json wanted = to_json(job.point);
-  wanted["directory"] = job.directory;
-  wanted["engine"] = to_string(job.point.engine);
-  wanted["direction"] = to_string(job.direction);
+  const Json wanted = entry_of(job);
   return std::ranges::all_of(wanted.items(), [&](const auto& item) {
     return entry.contains(item.key()) && entry.at(item.key()) == item.value();
   });
@@ -268,7 +292,7 @@ std::string to_csv(const Json& points) {
       if (!point.contains(column)) continue;
       const Json& value = point.at(column);
       std::string cell = value.is_string() ? value.get<std::string>() : value.dump();
-      if (cell.find_first_of(",\"\n") != std::string::npos) {
+      if (cell.find_first_of(",\"\r\n") != std::string::npos) {
         std::string quoted = "\"";
         for (const char c : cell) quoted += c == '"' ? "\"\"" : std::string(1, c);
         cell = quoted + "\"";

@@ -22,7 +22,8 @@ struct Space {
   std::vector<EngineKind> engines;  // empty: not in the space
 };
 
-// The space in JSON, as DeepSpeed's sweep reads it: lists named block_size, queue_depth,
+// The space in JSON, as DeepSpeed's sweep reads it: lists (a value that stands twice counts once)
+// named block_size, queue_depth,
 // overlap_events (or sequential_requests), io_parallel, single_submit, and engine. What is not
 // named has its one default value (1M, 32, false, 1, false). Throws Error (EINVAL) for keys that
 // are not known and values that make no sense.
@@ -75,6 +76,9 @@ struct Job {
 // How the page cache can be dropped here.
 enum class CacheDrop : std::uint8_t { as_root, by_sudo, not_allowed };
 [[nodiscard]] CacheDrop find_cache_drop();
+
+// The entry of a job that could not even be started.
+[[nodiscard]] Json failed_job(const Job& job, const std::string& error);
 
 // Writes back all dirty pages, and drops the clean ones if that is allowed.
 void settle(CacheDrop drop);

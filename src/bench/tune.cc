@@ -436,7 +436,10 @@ Json config_in(const std::string& path) {
 
 }  // namespace
 
-void check_config(const std::string& path) { (void)config_in(path); }
+void check_config(const std::string& path) {
+  (void)config_in(path);
+  check_writable(path);
+}
 
 void write_config(const std::string& path, const Point& point) {
   Json config = config_in(path);

@@ -49,6 +49,7 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
   if (kind == MemoryKind::pinned) {
     pinned_.emplace(bytes);
     bytes_ = pinned_->bytes();
+    lock_problem_ = pinned_->locked() ? "" : pinned_->lock_reason();
   } else {
     // The first place that torch could give but O_DIRECT does not take.
     pageable_.resize(bytes + page_bytes);

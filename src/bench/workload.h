@@ -40,7 +40,11 @@ class Memory {
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
+  // Why the memory is not page-locked; empty where it is.
+  [[nodiscard]] const std::string& lock_problem() const noexcept { return lock_problem_; }
+
  private:
+  std::string lock_problem_ = "ordinary memory was asked for";
   std::optional<PinnedBuffer> pinned_;
   std::vector<std::byte> pageable_;
   std::span<std::byte> bytes_;

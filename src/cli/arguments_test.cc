@@ -19,6 +19,8 @@ TEST(arguments, the_nearest_name_is_found) {
   EXPECT_EQ(nearest("--size", known), "--sizes");
   EXPECT_EQ(nearest("--queue", known), "--queue-depth");
   EXPECT_EQ(nearest("--frobnicate-all", known), "");
+  EXPECT_EQ(nearest("benhc", {"sweep", "bench", "tune"}), "bench");
+  EXPECT_EQ(nearest("tnue", {"sweep", "bench", "tune"}), "tune");
 }
 
 TEST(arguments, sizes_are_read_and_bad_ones_refused) {

@@ -156,7 +156,10 @@ int run(const Options& options) {
   bench::Json results = bench::begin_results("bench", own_arguments(), std::span(&place, 1));
   results["settings"] = settings_of(options, std::filesystem::absolute(directory).string());
   results["series"] = bench::Json::array();
-  if (!options.json.empty()) bench::write_json(options.json, results);  // fails now or never
+  if (!options.json.empty()) bench::check_writable(options.json);
+  const auto save = [&] {
+    if (!options.json.empty()) bench::write_json(options.json, results);
+  };
 
   std::vector<Series> all;
   bool complete = false;
@@ -166,6 +169,9 @@ int run(const Options& options) {
                  to_string(latency.memory));
       std::fflush(stdout);
       bench::LatencyFile file(latency, size, scratch.file("tensors"), place);
+      if (latency.memory == bench::MemoryKind::pinned && !file.lock_problem().empty()) {
+        fmt::print("Note: the memory could not be page-locked: {}\n", file.lock_problem());
+      }
       for (const Direction direction : {Direction::write, Direction::read}) {
         all.push_back(measure(file, direction, size, latency.iterations));
         print_series(all.back());
@@ -176,11 +182,14 @@ int run(const Options& options) {
   } catch (const bench::Interrupted&) {
     fmt::print(stderr, "tensorferry bench: interrupted; {} of {} series were finished\n",
                all.size(), 2 * latency.sizes.size());
+  } catch (...) {
+    if (!all.empty()) save();  // what is finished is kept
+    throw;
   }
   results["complete"] = complete;
   if (!all.empty()) print_summary(all);
-  if (!options.json.empty()) {
-    bench::write_json(options.json, results);
+  if (!options.json.empty() && !all.empty()) {
+    save();
     fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", options.json,
                options.json);
   }

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
@@ -62,6 +63,10 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
   const CLI::App* app = &program;
   for (const std::string& word : words) {
     if (word == "--") break;
+    // An unset variable of a shell, more likely than a wish.
+    if (word.empty() || (word.starts_with("--") && word.ends_with("="))) {
+      return "an argument is empty";
+    }
     if (word.starts_with("--")) {
       const std::string name = word.substr(0, word.find('='));
       const auto known = flags_of(*app);
@@ -131,7 +136,9 @@ int main(int argument_count, char** arguments) {
   // A reader that goes away must not keep us from removing our files.
   signal(SIGPIPE, SIG_IGN);
   try {
-    return tensorferry::cli::run({arguments + 1, arguments + argument_count});
+    const int status = tensorferry::cli::run({arguments + 1, arguments + argument_count});
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+    fmt::print(stderr, "tensorferry: not all could be written to the output\n");
   } catch (const tensorferry::bench::Interrupted&) {
     fmt::print(stderr, "tensorferry: interrupted\n");
   } catch (const std::exception& error) {

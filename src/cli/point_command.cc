@@ -27,7 +27,7 @@ struct Options {
 
 constexpr const char* footer =
     R"(`tensorferry sweep` runs this once for each of its points; its command lines can be
-repeated by hand. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
+repeated by hand with a file of your own. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
 
 Example:
   tensorferry point --read_file /mnt/nvme/data --io_size 1G --block_size 512K --queue_depth 32 \
@@ -86,7 +86,8 @@ Command add_point(CLI::App& program) {
   point.overlap = Overlap::off;
   CLI::App* app = program.add_subcommand("point", "Measure one point of a sweep");
   app->footer(footer);
-  app->add_option("--read-file", options->read_file, "the file to read; filled up if too short")
+  app->add_option("--read-file", options->read_file,
+                  "the file to read, of at least --io-size bytes")
       ->type_name("FILE");
   app->add_option("--write-file", options->write_file, "the file to write over, or to make")
       ->type_name("FILE")

@@ -84,7 +84,14 @@ void Progress::draw() {
   constexpr unsigned cells_max = 40;
   const unsigned columns = terminal_columns(STDERR_FILENO);
   const auto used = static_cast<unsigned>(head.size() + tail.size() + 1);
-  const unsigned cells = std::clamp(columns > used ? columns - used : 0, cells_min, cells_max);
+  if (columns < used + cells_min) {  // no room for a bar
+    fmt::print(
+        stderr, "\r\033[K{}",
+        fmt::format("{}: {:3.0f}%", title_, share * 100).substr(0, columns > 0 ? columns - 1 : 0));
+    std::fflush(stderr);
+    return;
+  }
+  const unsigned cells = std::min(columns - used, cells_max);
   fmt::print(stderr, "\r\033[K{}{}{}", head, bar_text(share, cells), tail);
   std::fflush(stderr);
 }

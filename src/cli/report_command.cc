@@ -45,7 +45,7 @@ std::string python() {
 int run(const Options& options) {
   std::vector<std::string> words{python(), "-c", program};
   words.insert(words.end(), options.results.begin(), options.results.end());
-  words.insert(words.end(), {"-o", options.output});
+  words.push_back("--output=" + options.output);
   std::vector<char*> pointers;
   pointers.reserve(words.size() + 1);
   for (std::string& word : words) pointers.push_back(word.data());

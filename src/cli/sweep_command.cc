@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include "bench/interrupt.h"
@@ -60,7 +61,9 @@ std::string drop_text(bench::CacheDrop drop) {
     case bench::CacheDrop::by_sudo:
       return "sync and, by sudo, page-cache drop between points";
     case bench::CacheDrop::not_allowed:
-      return "sync between points; the page cache is not dropped, but reads are direct anyway";
+      return "sync between points; the page cache is not dropped, but reads are direct anyway "
+             "(where the "
+             "file system can)";
   }
   return {};
 }
@@ -86,6 +89,15 @@ bench::SweepOptions complete(const Options& options) {
       sweep.engines.push_back(parse_engine_kind(name));
     }
   }
+  std::vector<std::string> directories;
+  for (const std::string& one : sweep.directories) {
+    const auto same = [&](const std::string& other) {
+      std::error_code ignored;
+      return fs::equivalent(one, other, ignored);
+    };
+    if (std::ranges::none_of(directories, same)) directories.push_back(one);
+  }
+  sweep.directories = std::move(directories);
   if (options.no_read) std::erase(sweep.directions, Direction::read);
   if (options.no_write) std::erase(sweep.directions, Direction::write);
   return sweep;
@@ -107,20 +119,48 @@ Json settings_of(const bench::SweepOptions& sweep, bench::CacheDrop drop) {
   return settings;
 }
 
-// What an interrupted sweep with the same settings had finished.
-Json finished_before(const std::string& results_file, const Json& settings) {
-  Json points = Json::array();
-  if (!fs::exists(results_file)) return points;
+Error refused(const std::string& path, const std::string& hint) {
+  return Error({.operation = "begin a sweep",
+                .path = path,
+                .offset = {},
+                .length = {},
+                .code = EEXIST,
+                .hint = hint});
+}
+
+// What an interrupted sweep had finished; the logs of one that is to be replaced are removed.
+// Refuses to replace what is not ours, and what is unfinished unless that was asked for.
+Json finished_before(const std::string& results_file, const Json& settings, bool restart) {
+  if (!fs::exists(results_file)) return Json::array();
+  Json before;
   try {
-    const Json before = bench::read_json(results_file);
-    if (before.at("complete") == true || before.at("settings") != settings) return points;
-    for (const Json& point : before.at("points")) {
-      if (point.at("status") == "ok" && fs::exists(point.at("log").get<std::string>())) {
-        points.push_back(point);
-      }
+    before = bench::read_json(results_file);
+  } catch (const Error&) {
+    throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
+  }
+  if (!before.is_object() || before.value("command", "") != "sweep" || !before.contains("points") ||
+      !before["points"].is_array()) {
+    throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
+  }
+  const bool unfinished = before.value("complete", false) == false && !before["points"].empty();
+  if (unfinished && !restart && before.value("settings", Json()) != settings) {
+    throw refused(results_file,
+                  "an interrupted sweep with other settings is there; go on with "
+                  "those, choose another --log_dir, or begin anew with --restart");
+  }
+  Json points = Json::array();
+  for (const Json& point : before["points"]) {
+    const std::string log = point.is_object() ? point.value("log", "") : "";
+    if (unfinished && !restart) {
+      const bool sound = point.is_object() && point.value("status", "") == "ok" &&
+                         point.contains("gb_per_second") && point["gb_per_second"].is_number() &&
+                         fs::exists(log);
+      if (sound) points.push_back(point);
+    } else if (log.ends_with(".txt") &&
+               log.starts_with(fs::path(results_file).parent_path().string())) {
+      std::error_code ignored;
+      fs::remove(log, ignored);
     }
-  } catch (const std::exception&) {
-    return Json::array();  // not ours, or damaged: it will be replaced
   }
   return points;
 }
@@ -134,11 +174,14 @@ class Sweep {
         self_(fs::read_symlink("/proc/self/exe").string()),
         results_file_((fs::path(options.log_directory) / "results.json").string()) {
     std::vector<bench::Place> places;
-    const std::uint64_t needed = options.io_bytes * options.directions.size();
+    std::map<std::string, std::uint64_t> needed;  // by file system
     for (const std::string& directory : options.directories) {
-      scratch_.push_back(std::make_unique<bench::Scratch>(directory, needed));
       places.push_back(bench::place_of(directory));
+      std::uint64_t& bytes = needed[places.back().mount_point];
+      bytes += options.io_bytes * options.directions.size();
+      scratch_.push_back(std::make_unique<bench::Scratch>(directory, bytes));
     }
+    if (!json_.empty()) bench::check_writable(json_);
     results_ = bench::begin_results("sweep", own_arguments(), places);
     results_["settings"] = settings_of(options, drop);
     results_["points"] = Json::array();
@@ -147,22 +190,24 @@ class Sweep {
 
   // Returns false if it was interrupted.
   [[nodiscard]] bool run(bool restart) {
-    const Json before = restart ? Json::array() : finished_before(results_file_, settings());
+    results_["points"] = finished_before(results_file_, settings(), restart);
+    const std::size_t before = points().size();
     const std::vector<bench::Job> jobs = jobs_of(options_);
-    if (!before.empty()) {
+    if (before > 0) {
       fmt::print(
           "Going on with an interrupted sweep: {} of {} points are done (--restart begins "
           "anew)\n",
-          before.size(), jobs.size());
+          before, jobs.size());
     }
     try {
       Progress progress("Sweep", jobs.size());
-      for (std::size_t i = 0; i < jobs.size(); ++i) {
-        const auto known = std::ranges::find_if(
-            before, [&](const Json& entry) { return describes(entry, jobs[i]); });
-        points().push_back(known != before.end() ? *known : measure(jobs[i], progress));
+      for (const bench::Job& job : jobs) {
+        const bool known =
+            std::ranges::any_of(points(), [&](const Json& entry) { return describes(entry, job); });
+        if (known) continue;
+        points().push_back(measure(job, progress));
         save();
-        progress.show(i + 1, note_of(points().back()));
+        progress.show(points().size(), note_of(points().back()));
       }
     } catch (const bench::Interrupted&) {
       save();
@@ -185,7 +230,23 @@ class Sweep {
     return fmt::format("{:.2f} GB/s", point.at("gb_per_second").get<double>());
   }
 
+  // A point that fails, even before it is begun, does not keep the others from being measured.
   Json measure(const bench::Job& job, Progress& progress) {
+    Json entry;
+    try {
+      entry = try_to_measure(job, progress);
+    } catch (const bench::Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {
+      entry = failed_job(job, error.what());
+    }
+    if (entry.at("status") == "failed") {
+      progress.say("failed: " + entry.at("error").get<std::string>());
+    }
+    return entry;
+  }
+
+  Json try_to_measure(const bench::Job& job, Progress& progress) {
     const auto place = std::ranges::find(options_.directories, job.directory);
     const bench::Scratch& scratch =
         *scratch_.at(static_cast<std::size_t>(place - options_.directories.begin()));
@@ -196,11 +257,7 @@ class Sweep {
     const auto command = command_of(job, options_, file);
     progress.say(bench::shell_line(command));
     bench::settle(drop_);
-    Json entry = run_job(job, options_, command, self_, scratch.file("seconds.json"));
-    if (entry.at("status") == "failed") {
-      progress.say("failed: " + entry.at("error").get<std::string>());
-    }
-    return entry;
+    return run_job(job, options_, command, self_, scratch.file("seconds.json"));
   }
 
   void save() const {

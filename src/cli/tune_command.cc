@@ -83,13 +83,36 @@ std::string keep_profile(const bench::Place& place, const bench::Point& point) {
                                          : "there is no place for profiles (TENSORFERRY_PROFILES)");
     return {};
   }
-  save_profile(place.device, {.engine = point.engine,
-                              .block_bytes = point.block_bytes,
-                              .queue_depth = point.queue_depth,
-                              .workers = point.workers});
+  try {
+    save_profile(place.device, {.engine = point.engine,
+                                .block_bytes = point.block_bytes,
+                                .queue_depth = point.queue_depth,
+                                .workers = point.workers});
+  } catch (const Error& error) {
+    fmt::print("\nNo profile was kept: {}\n", error.what());
+    return {};
+  }
   fmt::print("\nKept for {} in {}; every Handle() on it takes these settings from now on.\n",
              place.device.name, path);
   return path;
+}
+
+// Runs the tuner, shows how it narrows, and puts the rounds into the results.
+bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place,
+                    const std::string& file, bench::Json& results) {
+  constexpr std::uint64_t percent = 100;
+  const auto candidates = bench::candidates_for(place, bench::working_engines());
+  Progress progress("Tune", percent);
+  return bench::tune(
+      options, place, candidates, file,
+      [&](const bench::TuneStep& step) {
+        progress.show(static_cast<std::uint64_t>(step.share * percent),
+                      fmt::format("round {}, {} candidates", step.round, step.candidates));
+      },
+      [&](const bench::Round& round) {
+        results["rounds"].push_back(to_json(round, options.objective));
+        progress.say(round_text(round, results["rounds"].size(), options.objective));
+      });
 }
 
 int run(const Options& options) {
@@ -98,6 +121,7 @@ int run(const Options& options) {
   const bench::Place place = bench::place_of(options.directory);
   // An unusable file should be known before half a minute is spent.
   if (!options.config.empty()) bench::check_config(options.config);
+  if (!options.json.empty()) bench::check_writable(options.json);
   const Objective objective = options.tune.objective;
   bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&place, 1));
   results["settings"] = {{"directory", place.directory},
@@ -107,21 +131,12 @@ int run(const Options& options) {
 
   bench::TuneOptions tune_options = options.tune;
   tune_options.seconds_max = options.seconds;
-  const auto candidates = bench::candidates_for(place, bench::working_engines());
   bench::Tuned tuned;
-  {
-    constexpr std::uint64_t percent = 100;
-    Progress progress("Tune", percent);
-    tuned = bench::tune(
-        tune_options, place, candidates, scratch.file("data"),
-        [&](const bench::TuneStep& step) {
-          progress.show(static_cast<std::uint64_t>(step.share * percent),
-                        fmt::format("round {}, {} candidates", step.round, step.candidates));
-        },
-        [&](const bench::Round& round) {
-          results["rounds"].push_back(to_json(round, objective));
-          progress.say(round_text(round, results["rounds"].size(), objective));
-        });
+  try {
+    tuned = search(tune_options, place, scratch.file("data"), results);
+  } catch (...) {
+    if (!options.json.empty()) bench::write_json(options.json, results);  // the way so far
+    throw;
   }
   print_choice(tuned, objective);
   results["best"] = to_json(tuned.best, objective);

@@ -140,7 +140,8 @@ System& System::real() {
 
 std::string read_text(const std::string& path) {
   System& system = System::real();
-  const int fd = system.open(path.c_str(), O_RDONLY | O_CLOEXEC, 0);
+  // Without waiting, should somebody have put a FIFO there.
+  const int fd = system.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
   if (fd < 0) return {};
   std::string text;
   std::array<char, 4096> chunk{};
