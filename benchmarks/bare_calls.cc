@@ -1,6 +1,6 @@
 // 1 MiB writes and reads by the bare calls of the API, with nothing around them: what the command's
 // own cost is counted against. Prints the CPU time of one read.
-//   bare_calls FILE COUNT
+//   bare_calls FILE COUNT ENGINE
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -21,9 +21,10 @@ double cpu_seconds() {
          static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
-void run(const std::string& path, unsigned count) {
+void run(const std::string& path, unsigned count, tensorferry::EngineKind engine) {
   using tensorferry::Access;
   tensorferry::HandleOptions options;
+  options.engine = engine;
   options.block_bytes = MiB;
   options.queue_depth = 16;
   options.workers = 1;
@@ -41,12 +42,13 @@ void run(const std::string& path, unsigned count) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  if (argument_count != 3) {
-    std::fputs("bare_calls FILE COUNT\n", stderr);
+  if (argument_count != 4) {
+    std::fputs("bare_calls FILE COUNT ENGINE\n", stderr);
     return 2;
   }
   try {
-    run(arguments[1], static_cast<unsigned>(std::stoul(arguments[2])));
+    run(arguments[1], static_cast<unsigned>(std::stoul(arguments[2])),
+        tensorferry::parse_engine_kind(arguments[3]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bare_calls: %s\n", error.what());
     return 1;

@@ -73,7 +73,7 @@ def test_the_table_is_best_first_and_the_csv_has_all(ferry, space):
 
 
 def test_a_command_line_can_be_repeated_by_hand(ferry, space):
-    (ferry.place / "data").write_bytes(os.urandom(1 << 20))
+    (ferry.place / "data").write_bytes(os.urandom(8 << 20))
     said = ferry("sweep", *space, "--no_write").stdout
     line = re.search(r"^tensorferry (point .*)$", said, re.MULTILINE)[1]
     words = re.sub(r"--read_file \S+", "--read_file data", line).split()
