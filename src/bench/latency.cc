@@ -103,7 +103,8 @@ LatencyFile::LatencyFile(const LatencyOptions& options, std::uint64_t tensor_byt
 LatencyFile::~LatencyFile() { unlink(path_.c_str()); }
 
 std::uint64_t LatencyFile::offset_of(unsigned iteration) const {
-  return iteration % (file_bytes(options_, bytes_) / bytes_) * bytes_;
+  const std::uint64_t tensors = file_bytes(options_, bytes_) / bytes_;
+  return iteration % std::max<std::uint64_t>(tensors, 1) * bytes_;
 }
 
 // Opens the rings and registers the memory, which belongs to nobody's latency.
@@ -114,7 +115,7 @@ void LatencyFile::warm_up(Direction direction) {
 }
 
 std::uint64_t LatencyFile::resident_pages() const {
-  const std::uint64_t bytes = file_bytes(options_, bytes_);
+  const std::uint64_t bytes = std::max<std::uint64_t>(file_bytes(options_, bytes_), 1);
   const Descriptor descriptor(path_);
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");

@@ -32,7 +32,7 @@ void find_mount(Place& place) {
   const auto close = [](FILE* file) { endmntent(file); };
   const std::unique_ptr<FILE, decltype(close)> table(setmntent("/proc/self/mounts", "re"), close);
   if (table == nullptr) return;
-  std::array<char, 16 * 1024> text{};
+  std::array<char, std::size_t{16} * 1024> text{};
   mntent entry{};
   while (getmntent_r(table.get(), &entry, text.data(), static_cast<int>(text.size())) != nullptr) {
     const std::string point = entry.mnt_dir;

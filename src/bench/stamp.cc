@@ -1,6 +1,5 @@
 #include "bench/stamp.h"
 
-#define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <xxhash.h>
 

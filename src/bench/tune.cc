@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -58,7 +59,9 @@ class Probe {
         file_bytes_(file_bytes) {}
 
   // For measurements of up to this size.
-  void prepare(std::uint64_t bytes) { memory_.emplace(MemoryKind::pinned, bytes, data_seed); }
+  void prepare(std::uint64_t bytes) {
+    memory_ = std::make_unique<Memory>(MemoryKind::pinned, bytes, data_seed);
+  }
 
   // Bytes per second, or seconds for `latency`.
   [[nodiscard]] double measure(const Point& point, std::uint64_t bytes) {
@@ -109,7 +112,7 @@ class Probe {
 
   const Objective objective_;
   const File file_;
-  std::optional<Memory> memory_;
+  std::unique_ptr<Memory> memory_;
   const std::uint64_t file_bytes_;
   std::uint64_t turn_ = 0;
   std::vector<std::jthread> closing_;
@@ -230,7 +233,7 @@ std::vector<Point> candidates_for(const Place& place, const std::vector<EngineKi
 }
 
 std::vector<Point> keep(Round& round) {
-  std::ranges::stable_sort(round.candidates, [](const Candidate& one, const Candidate& other) {
+  std::ranges::sort(round.candidates, [](const Candidate& one, const Candidate& other) {
     return one.score() > other.score();
   });
   const Candidate& best = round.candidates.front();

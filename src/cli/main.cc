@@ -138,11 +138,11 @@ int main(int argument_count, char** arguments) {
   try {
     const int status = tensorferry::cli::run({arguments + 1, arguments + argument_count});
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-    fmt::print(stderr, "tensorferry: not all could be written to the output\n");
+    std::fputs("tensorferry: not all could be written to the output\n", stderr);
   } catch (const tensorferry::bench::Interrupted&) {
-    fmt::print(stderr, "tensorferry: interrupted\n");
+    std::fputs("tensorferry: interrupted\n", stderr);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tensorferry: {}\n", error.what());
+    std::fprintf(stderr, "tensorferry: %s\n", error.what());
   }
   return exit_failed;
 }

@@ -27,7 +27,8 @@ struct Options {
 
 constexpr const char* footer =
     R"(`tensorferry sweep` runs this once for each of its points; its command lines can be
-repeated by hand with a file of your own. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
+repeated by hand with a file of your own. GB in the lines of speed is 1024^3 bytes, as in
+DeepSpeed's logs.
 
 Example:
   tensorferry point --read_file /mnt/nvme/data --io_size 1G --block_size 512K --queue_depth 32 \

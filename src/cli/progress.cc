@@ -51,7 +51,11 @@ Progress::Progress(std::string title, std::uint64_t total)
 
 Progress::~Progress() {
   if (!visible_) return;
-  draw();
+  try {
+    draw();
+  } catch (const std::exception&) {
+    done_ = 0;  // a bar is not worth an end of the process
+  }
   std::fputc('\n', stderr);
 }
 

@@ -142,7 +142,7 @@ Json finished_before(const std::string& results_file, const Json& settings, bool
       !before["points"].is_array()) {
     throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
   }
-  const bool unfinished = before.value("complete", false) == false && !before["points"].empty();
+  const bool unfinished = !before.value("complete", false) && !before["points"].empty();
   if (unfinished && !restart && before.value("settings", Json()) != settings) {
     throw refused(results_file,
                   "an interrupted sweep with other settings is there; go on with "
@@ -283,7 +283,7 @@ std::vector<Json> best_first(const Json& points, Direction direction) {
       chosen.push_back(point);
     }
   }
-  std::ranges::stable_sort(chosen, [](const Json& one, const Json& other) {
+  std::ranges::sort(chosen, [](const Json& one, const Json& other) {
     return one.at("gb_per_second") > other.at("gb_per_second");
   });
   return chosen;

@@ -76,7 +76,7 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
 
 // Returns where the profile is, or nothing if it is not kept, and says so.
 std::string keep_profile(const bench::Place& place, const bench::Point& point) {
-  const std::string path = profile_path(place.device);
+  std::string path = profile_path(place.device);
   if (path.empty()) {
     fmt::print("\nNo profile was kept: {}\n",
                place.device.name.empty() ? place.file_system + " has no block device"
