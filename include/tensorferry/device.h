@@ -40,7 +40,7 @@ struct Device {
   unsigned queue_depth = 32;
 
   std::optional<Profile> profile;  // its word comes before these hints
-  std::string profile_problem;  // why a profile that is there is not used
+  std::string profile_problem;     // why a profile that is there is not used
 };
 
 // The device that holds the files of this path (a file, a directory or a block device). What was
