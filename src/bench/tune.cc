@@ -26,7 +26,9 @@ constexpr std::uint64_t latency_bytes = 1 * MiB;
 constexpr std::uint64_t in_flight_bytes_max = 256 * MiB;
 constexpr std::size_t finalists_max = 6;
 constexpr std::size_t passes_wanted = 2;
+constexpr double first_pass_shares = 2;
 constexpr std::size_t closing_max = 16;
+constexpr unsigned threads_max = 64;
 constexpr std::size_t passes_max = 60;
 constexpr double even = 0.99;  // of the best score: as good
 
@@ -118,21 +120,34 @@ class Probe {
   std::vector<std::jthread> closing_;
 };
 
-// Measures each candidate once. Returns nothing if the time ran out before the end.
-std::optional<std::vector<double>> run_pass(Probe& probe, const std::vector<Candidate>& candidates,
-                                            std::uint64_t bytes, std::mt19937_64& random,
-                                            const Budget& budget,
-                                            const std::function<void()>& watch) {
+constexpr double not_measured = 0;
+
+// Measures each candidate once, in a random order but the first of them first. Those that there is
+// no time for in `seconds_max` are not measured.
+std::vector<double> run_pass(Probe& probe, const std::vector<Candidate>& candidates,
+                             std::uint64_t bytes, double seconds_max, std::mt19937_64& random,
+                             const std::function<void()>& watch) {
+  const Budget budget(seconds_max);
   std::vector<std::size_t> order(candidates.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::shuffle(order, random);
-  std::vector<double> figures(candidates.size());
+  std::shuffle(order.begin() + 1, order.end(), random);
+  std::vector<double> figures(candidates.size(), not_measured);
   for (const std::size_t i : order) {
-    if (budget.left() <= 0) return {};
+    if (budget.left() <= 0) break;
     figures[i] = probe.measure(candidates[i].point, bytes);
     watch();
   }
   return figures;
+}
+
+// What a first pass had no time for is left out: a random part, whose neighbours are there.
+void leave_out(std::vector<Candidate>& candidates, std::vector<double>& figures) {
+  std::vector<Candidate> measured;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (figures[i] != not_measured) measured.push_back(std::move(candidates[i]));
+  }
+  candidates = std::move(measured);
+  std::erase(figures, not_measured);
 }
 
 void add_pass(std::vector<Candidate>& candidates, const std::vector<double>& figures,
@@ -220,8 +235,10 @@ std::vector<Point> candidates_for(const Place& place, const std::vector<EngineKi
           point.block_bytes = block_bytes;
           point.queue_depth = queue_depth;
           point.workers = workers;
-          if (workers > processors || block_bytes * queue_depth * workers > in_flight_bytes_max ||
-              same(point, points.front())) {
+          const bool too_many =
+              engine == EngineKind::threads && queue_depth * workers > threads_max;
+          if (workers > processors || too_many || same(point, points.front()) ||
+              block_bytes * queue_depth * workers > in_flight_bytes_max) {
             continue;
           }
           points.push_back(point);
@@ -275,7 +292,7 @@ double rough_speed(const std::string& path, const Point& usual) {
 
 namespace {
 
-// Measures the points in passes, as many as fit into `seconds`. None if not even one did.
+// Measures the points in passes, as many as fit into `seconds`.
 Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t bytes, double seconds,
                 Objective objective, std::mt19937_64& random, const Budget& budget,
                 const std::function<void()>& watch) {
@@ -291,9 +308,12 @@ Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t by
     const auto done = static_cast<double>(passes);
     const bool too_long = spent * (done + 1) > seconds * done;  // if the next one takes as long
     if (passes > 0 && too_long) break;
-    const auto figures = run_pass(probe, round.candidates, bytes, random, budget, watch);
-    if (!figures) break;
-    add_pass(round.candidates, *figures, objective);
+    const double limit = std::min(first_pass_shares * seconds, budget.left());
+    auto figures = run_pass(probe, round.candidates, bytes, limit, random, watch);
+    const bool whole = std::ranges::find(figures, not_measured) == figures.end();
+    if (passes == 0) leave_out(round.candidates, figures);
+    if (round.candidates.empty() || (passes > 0 && !whole)) break;
+    add_pass(round.candidates, figures, objective);
   }
   round.seconds = seconds_between(begin, Clock::now());
   return round;
@@ -307,19 +327,6 @@ std::uint64_t file_bytes_for(double bytes_per_second, double seconds_max) {
     bytes /= 2;
   }
   return bytes;
-}
-
-// On a slow drive there is no time to try all: every second one goes, but never the first.
-void thin_out(std::vector<Point>& points, double bytes_per_second, double seconds_max) {
-  constexpr double share_max = 0.4;
-  constexpr std::size_t points_min = 8;
-  const double pass_bytes_each = 2.0 * static_cast<double>(transfer_bytes_min);
-  while (points.size() > points_min && static_cast<double>(points.size()) * pass_bytes_each >
-                                           bytes_per_second * seconds_max * share_max) {
-    std::vector<Point> fewer;
-    for (std::size_t i = 0; i < points.size(); i += 2) fewer.push_back(points[i]);
-    points = std::move(fewer);
-  }
 }
 
 void conclude(Tuned& tuned, const Place& place, const Point& usual) {
@@ -355,7 +362,6 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
   Tuned tuned;
   std::mt19937_64 random(data_seed);
   std::vector<Point> points = candidates;
-  thin_out(points, speed, options.seconds_max);
   const std::size_t rounds = rounds_for(points.size());
   while (tuned.rounds.size() < rounds) {
     const std::size_t rounds_left = rounds - tuned.rounds.size();
@@ -367,7 +373,7 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
         run_round(probe, points, transfer_bytes_for(speed, seconds, points.size(), file_bytes),
                   seconds, options.objective, random, budget,
                   [&] { watch({tuned.rounds.size() + 1, points.size(), budget.share()}); });
-    if (round.candidates.front().scores.empty()) break;  // no time for even one pass
+    if (round.candidates.empty()) break;  // no time for even one
     points = keep(round);
     // The defaults are measured to the end: what was gained is told against them.
     if (std::ranges::none_of(points, [&](const Point& one) { return same(one, usual); })) {
