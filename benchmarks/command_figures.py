@@ -129,7 +129,8 @@ def tuner(folder: Path, objective: str, pairs: int, progress: Progress) -> None:
     took = time.monotonic() - begin
     results = json.loads((folder / "tune.json").read_text())
     best = setting(results["best"])
-    grid = [setting(one) for one in results["rounds"][0]["candidates"]]
+    grid = [setting(one) for one in results["grid"]]
+    run(FERRY, "point", "--write_file", folder / "tune.bin", "--io_size", POINT_BYTES)
     speeds: dict[tuple, list[float]] = {point: [] for point in grid}
     for turn in range(2):
         for i, point in enumerate(grid):

@@ -102,6 +102,10 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place
                     const std::string& file, bench::Json& results) {
   constexpr std::uint64_t percent = 100;
   const auto candidates = bench::candidates_for(place, bench::working_engines());
+  for (const bench::Point& point : candidates) {
+    results["grid"].push_back(
+        to_json(Candidate{.point = point, .scores = {}, .figures = {}}, options.objective));
+  }
   Progress progress("Tune", percent);
   return bench::tune(
       options, place, candidates, file,
@@ -127,6 +131,7 @@ int run(const Options& options) {
   results["settings"] = {{"directory", place.directory},
                          {"objective", to_string(objective)},
                          {"seconds_max", options.seconds}};
+  results["grid"] = bench::Json::array();
   results["rounds"] = bench::Json::array();
 
   bench::TuneOptions tune_options = options.tune;
