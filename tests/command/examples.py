@@ -115,6 +115,7 @@ def series(direction, size, samples, chance, speed=1.0):
             "bytes": size * samples,
             "device_bytes": size * samples + 4096,
             "resident_pages": 0,
+            "cold": True,
             "proof": "direct I/O, and the drive counted as many bytes as were asked for",
         }
     return one
