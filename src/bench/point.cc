@@ -46,14 +46,14 @@ void check_long_enough(const std::string& path, std::uint64_t bytes) {
                        " are to be read; choose a smaller --io_size or a larger file"});
 }
 
-void fill_up(const std::string& path, std::uint64_t bytes) {
+void fill_up(const std::string& path, std::uint64_t bytes, EngineKind engine) {
   namespace fs = std::filesystem;
   std::error_code error;
   const std::uintmax_t size = fs::file_size(path, error);
   const std::uint64_t there = error ? 0 : size;
   const std::string directory = fs::path(path).parent_path().string();
   if (there < bytes) check_space(directory.empty() ? "." : directory, bytes - there);
-  extend(File::open(path, Access::write), bytes, data_seed);
+  extend(File::open(path, Access::write), bytes, data_seed, engine);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ PointResult run_point(const Point& point, Direction direction, const std::string
   if (direction == Direction::read) {
     check_long_enough(path, bytes);
   } else {
-    fill_up(path, bytes);
+    fill_up(path, bytes, point.engine);
   }
   const Memory memory(MemoryKind::pinned, std::min(bytes, memory_bytes_max), data_seed);
   Handle handle(to_options(point));

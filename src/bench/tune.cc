@@ -356,7 +356,7 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
   const Point usual = usual_point(place);
   double speed = rough_speed(file, usual);
   const std::uint64_t file_bytes = file_bytes_for(speed, options.seconds_max);
-  extend(File::open(file, Access::write), file_bytes, data_seed);
+  extend(File::open(file, Access::write), file_bytes, data_seed, usual.engine);
   Probe probe(options.objective, file, file_bytes);
 
   Tuned tuned;

@@ -66,16 +66,17 @@ Operation start(Handle& handle, Direction direction, std::span<std::byte> memory
                                       : handle.write(memory, file, offset);
 }
 
-void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, const Watch& watch) {
+void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, EngineKind engine) {
   const std::uint64_t begin = file.size();
   if (begin >= bytes) return;
   constexpr std::uint64_t piece_bytes = 64 * MiB;
   const Memory memory(MemoryKind::pinned, std::min(piece_bytes, bytes - begin), seed);
-  Handle handle;
+  HandleOptions options;
+  options.engine = engine;
+  Handle handle(options);
   for (std::uint64_t at = begin; at < bytes; at += memory.bytes().size()) {
     const std::size_t length = std::min<std::uint64_t>(memory.bytes().size(), bytes - at);
     finish(handle.write(memory.bytes().first(length), file, at));
-    if (watch) watch(at + length - begin);
   }
   finish(handle.sync(file));
 }

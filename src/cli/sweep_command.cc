@@ -252,7 +252,8 @@ class Sweep {
         *scratch_.at(static_cast<std::size_t>(place - options_.directories.begin()));
     const std::string file = scratch.file(std::string(to_string(job.direction)) + "_data");
     if (!fs::exists(file)) {
-      bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed);
+      bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed,
+                    EngineKind::automatic);
     }
     const auto command = command_of(job, options_, file);
     progress.say(bench::shell_line(command));
