@@ -47,11 +47,12 @@ class Descriptor {
 
 }  // namespace
 
-std::vector<double> Series::mb_per_second() const {
+void Series::summarize() {
   std::vector<double> speeds;
   speeds.reserve(seconds.size());
   for (const double took : seconds) speeds.push_back(static_cast<double>(bytes) / 1e6 / took);
-  return speeds;
+  latency_seconds = bench::summarize(seconds);
+  mb_per_second = bench::summarize(speeds);
 }
 
 double Series::cpu_seconds_per_gb() const {
@@ -66,8 +67,8 @@ Json to_json(const Series& series) {
                {"engine_reason", series.engine_reason},
                {"direct", series.direct},
                {"locked", series.locked},
-               {"latency_seconds", to_json(summarize(series.seconds))},
-               {"bandwidth_mb_per_second", to_json(summarize(series.mb_per_second()))},
+               {"latency_seconds", to_json(series.latency_seconds)},
+               {"bandwidth_mb_per_second", to_json(series.mb_per_second)},
                {"cpu_seconds_per_gb", series.cpu_seconds_per_gb()}};
   if (series.cold) {
     Json cold = {{"bytes", series.cold->bytes}};
@@ -200,6 +201,7 @@ Series LatencyFile::measure(Direction direction, const Watch& watch) {
     }
   }
   series.cpu_seconds = process_cpu_seconds() - cpu_before;
+  series.summarize();
   series.direct = file_.direct();
   series.locked = memory_.lock_problem().empty();
   if (direction == Direction::read) {

@@ -8,6 +8,7 @@
 
 #include "bench/json.h"
 #include "bench/place.h"
+#include "bench/statistics.h"
 #include "bench/workload.h"
 
 namespace tensorferry::bench {
@@ -42,7 +43,11 @@ struct Series {
   double cpu_seconds = 0;
   std::optional<ColdProof> cold;  // of reads
 
-  [[nodiscard]] std::vector<double> mb_per_second() const;  // of each operation
+  // Of the operations, made when they are all there: sorting many samples is work.
+  Summary latency_seconds;
+  Summary mb_per_second;
+
+  void summarize();
   [[nodiscard]] double cpu_seconds_per_gb() const;
 };
 

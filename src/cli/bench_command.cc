@@ -73,8 +73,8 @@ std::string interval(const std::optional<bench::Interval>& ci95, int digits) {
 }
 
 void print_series(const Series& series) {
-  const bench::Summary latency = bench::summarize(series.seconds);
-  const bench::Summary bandwidth = bench::summarize(series.mb_per_second());
+  const bench::Summary& latency = series.latency_seconds;
+  const bench::Summary& bandwidth = series.mb_per_second;
   fmt::print("{} Statistics:\n", series.direction == Direction::read ? "Read" : "Write");
   fmt::print("  Latency Mean: {:.9f}s\n", latency.mean);
   fmt::print("  Latency Median: {:.9f}s\n", latency.median);
@@ -96,8 +96,8 @@ void print_series(const Series& series) {
 void print_summary(const std::vector<Series>& all) {
   std::vector<std::vector<std::string>> rows;
   for (const Series& series : all) {
-    const bench::Summary latency = bench::summarize(series.seconds);
-    const bench::Summary bandwidth = bench::summarize(series.mb_per_second());
+    const bench::Summary& latency = series.latency_seconds;
+    const bench::Summary& bandwidth = series.mb_per_second;
     rows.push_back(
         {bench::size_text(series.bytes), std::string(to_string(series.direction)),
          fmt::format("{:.0f}", bandwidth.mean),
