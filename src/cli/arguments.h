@@ -32,6 +32,9 @@ struct Command {
 [[nodiscard]] std::string nearest(const std::string& unknown,
                                   const std::vector<std::string>& known);
 
+// The long flags of a command, as they are written: "--engine".
+[[nodiscard]] std::vector<std::string> flags_of(const CLI::App& app);
+
 // An option that takes a size (4K, 2M, 1G), or several.
 CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& bytes,
                       const std::string& description);

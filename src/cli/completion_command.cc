@@ -21,14 +21,6 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-std::vector<std::string> flags_of(const CLI::App& app) {
-  std::vector<std::string> flags;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
-  }
-  return flags;
-}
-
 std::vector<const CLI::App*> commands_of(const CLI::App& program) {
   return program.get_subcommands(
       [](const CLI::App* command) { return !command->get_name().empty(); });
