@@ -109,14 +109,17 @@ tsan: ## The tests of engines, memory and handle with ThreadSanitizer (build/tsa
 	@cd build/tsan && for test in $(TSAN_TESTS); do \
 		$(fixed_addresses) ./$$test --gtest_brief=1; done
 
-fuzz: ## Fuzz the plan for FUZZ_SECONDS=30 (build/tidy)
+fuzz: ## Fuzz the plan and the allocator, together for FUZZ_SECONDS=30 (build/tidy)
 	@$(SETUP) packages build check
 	@cmake --preset tidy --log-level=WARNING >/dev/null
-	@cmake --build --preset tidy -j $(JOBS) -t plan_fuzzer
-	@mkdir -p build/corpus tests/fuzz/crashes
-	@build/tidy/tests/plan_fuzzer -max_total_time=$(FUZZ_SECONDS) -verbosity=0 \
-		-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/ build/corpus tests/fuzz/crashes
-	@rmdir --ignore-fail-on-non-empty tests/fuzz/crashes
+	@cmake --build --preset tidy -j $(JOBS) -t plan_fuzzer extents_fuzzer
+	@for fuzzer in plan extents; do \
+		mkdir -p build/corpus/$$fuzzer tests/fuzz/crashes/$$fuzzer; \
+		build/tidy/tests/$${fuzzer}_fuzzer -max_total_time=$$(($(FUZZ_SECONDS) / 2)) -verbosity=0 \
+			-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/$$fuzzer/ \
+			build/corpus/$$fuzzer tests/fuzz/crashes/$$fuzzer || exit 1; \
+		rmdir -p --ignore-fail-on-non-empty tests/fuzz/crashes/$$fuzzer; \
+	done
 
 wheel: ## A wheel for PYTHON=python3 in DIST=dist; from 3.12 on it serves all later ones
 	@$(SETUP) packages build

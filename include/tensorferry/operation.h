@@ -64,6 +64,7 @@ class TENSORFERRY_EXPORT Operation {
 
   // For the library's own rooms.
   explicit Operation(std::shared_ptr<handle::Transfer> transfer) : transfer_(std::move(transfer)) {}
+  [[nodiscard]] handle::Transfer& transfer() const noexcept { return *transfer_; }
 
  private:
   std::shared_ptr<handle::Transfer> transfer_;

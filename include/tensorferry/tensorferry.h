@@ -12,4 +12,5 @@
 #include "tensorferry/options.h"        // IWYU pragma: export
 #include "tensorferry/pinned_buffer.h"  // IWYU pragma: export
 #include "tensorferry/stats.h"          // IWYU pragma: export
+#include "tensorferry/swap_space.h"     // IWYU pragma: export
 #include "tensorferry/version.h"        // IWYU pragma: export

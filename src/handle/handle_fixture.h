@@ -31,7 +31,9 @@
 #include "support/pattern.h"
 #include "support/sanitizers.h"
 #include "support/temp_dir.h"
-#include "tensorferry/tensorferry.h"
+#include "tensorferry/aio.h"
+#include "tensorferry/handle.h"
+#include "tensorferry/pinned_buffer.h"
 
 namespace tensorferry::handle {
 
@@ -170,14 +172,22 @@ class Gate {
   // The gate must outlive the handle; open it before the handle is destroyed, unless cancelled
   // requests may pass by themselves (`cancellable`).
   [[nodiscard]] Handle open_handle(HandleOptions options, os::System* system = nullptr) {
+    return make_handle(settings(options), parts(system));
+  }
+
+  // The same for whoever opens the handle.
+  [[nodiscard]] static HandleOptions settings(HandleOptions options = {}) {
     options.engine = EngineKind::threads;
     options.workers = 1;  // they would take each other's requests
+    return options;
+  }
+  [[nodiscard]] Parts parts(os::System* system = nullptr) {
     Parts parts;
     parts.system = system;
     parts.open_engine = [this](EngineKind, unsigned, os::System& os) {
       return Result<std::unique_ptr<engines::Engine>>(std::make_unique<HeldEngine>(*this, os));
     };
-    return make_handle(options, std::move(parts));
+    return parts;
   }
 
   void let_pass(std::size_t count) {

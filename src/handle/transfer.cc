@@ -127,7 +127,7 @@ void Transfer::add_bytes(std::uint64_t bytes) noexcept {
 
 void Transfer::fail(Error error) noexcept {
   const std::lock_guard lock(mutex_);
-  if (done()) return;
+  if (ending_) return;
   if (!error_) error_ = std::move(error);
   stopping_.store(true, std::memory_order_release);
 }
@@ -156,8 +156,15 @@ void Transfer::complete() noexcept {
   std::vector<std::shared_ptr<memory::Region>>().swap(regions);
 
   std::unique_lock lock(mutex_);
-  finished_ = Clock::now();
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
+  ending_ = true;
+  if (!attendants_.empty()) {
+    const std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);
+    lock.unlock();
+    for (const auto& then : attendants) then(outcome());
+    lock.lock();
+  }
+  finished_ = Clock::now();
   Ledger::add(ledger_->operations);
   if (error_) {
     Ledger::add(error_->code() == ECANCELED ? ledger_->cancelled_operations
@@ -183,6 +190,17 @@ void Transfer::when_done(std::function<void()> then) {
     }
   }
   then();
+}
+
+void Transfer::before_done(std::function<void(Outcome)> then) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) {
+      attendants_.push_back(std::move(then));
+      return;
+    }
+  }
+  then(outcome());
 }
 
 bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {

@@ -27,6 +27,8 @@ namespace tensorferry::handle {
 
 class Crew;
 
+enum class Outcome : std::uint8_t { succeeded, failed };
+
 // A plan with what it takes to carry it out.
 struct Run {
   Plan plan;
@@ -116,6 +118,8 @@ class Transfer {
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
   void when_done(std::function<void()> then);
+  // As when_done(), but before anybody can see the end; at once if it has ended.
+  void before_done(std::function<void(Outcome)> then);
   void cancel(const char* why) noexcept;
   [[nodiscard]] std::optional<Error> error() const;
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -125,6 +129,11 @@ class Transfer {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
+  // Once ending_: nothing changes it any more.
+  [[nodiscard]] Outcome outcome() const noexcept {
+    return error_ ? Outcome::failed : Outcome::succeeded;
+  }
+
   const Direction direction_;
   const char* const verb_;
   const std::shared_ptr<Ledger> ledger_;
@@ -149,6 +158,8 @@ class Transfer {
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::optional<Error> error_;
+  bool ending_ = false;  // how it ends is settled
+  std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;
   const Clock::time_point queued_;
   Clock::time_point finished_;

@@ -1,8 +1,10 @@
 #include "os/system.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -85,9 +87,29 @@ int System::block_device_bytes(int fd, std::uint64_t* bytes) {
   return or_errno(::ioctl(fd, BLKGETSIZE64, bytes));
 }
 
+int System::open_at(int directory, const char* name, int flags, mode_t mode) {
+  return or_errno(::openat(directory, name, flags, mode));
+}
+
+int System::make_directory_at(int directory, const char* name, mode_t mode) {
+  return or_errno(::mkdirat(directory, name, mode));
+}
+
+int System::remove_at(int directory, const char* name, int flags) {
+  return or_errno(::unlinkat(directory, name, flags));
+}
+
+int System::lock_file(int fd) { return or_errno(::flock(fd, LOCK_EX | LOCK_NB)); }
+
 std::byte* System::map(std::size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+int System::map_file(std::byte* memory, std::size_t bytes, int fd, std::uint64_t offset) {
+  void* mapped = ::mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd,
+                        static_cast<off_t>(offset));
+  return mapped == MAP_FAILED ? -errno : 0;
 }
 
 int System::unmap(std::byte* memory, std::size_t bytes) {
@@ -158,6 +180,24 @@ std::string read_link(const std::string& path) {
   std::array<char, 4096> target{};
   const ssize_t got = ::readlink(path.c_str(), target.data(), target.size());
   return got < 0 ? std::string{} : std::string(target.data(), static_cast<std::size_t>(got));
+}
+
+std::vector<std::string> list_directory(int directory) {
+  std::vector<std::string> names;
+  // A descriptor of its own: closedir() closes it, and the position is not shared.
+  const int fd = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return names;
+  DIR* const stream = ::fdopendir(fd);
+  if (stream == nullptr) {
+    ::close(fd);
+    return names;
+  }
+  while (const dirent* entry = ::readdir(stream)) {  // NOLINT(concurrency-mt-unsafe): own stream
+    const std::string name = static_cast<const char*>(entry->d_name);
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  ::closedir(stream);
+  return names;
 }
 
 std::uint64_t memlock_limit_bytes() noexcept {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace tensorferry::os {
 
@@ -39,8 +40,17 @@ class System {
   virtual int statfs(int fd, struct statfs* facts);
   virtual int block_device_bytes(int fd, std::uint64_t* bytes);
 
+  // Names in an open directory.
+  virtual int open_at(int directory, const char* name, int flags, mode_t mode);
+  virtual int make_directory_at(int directory, const char* name, mode_t mode);
+  virtual int remove_at(int directory, const char* name, int flags);  // unlinkat
+  // Makes the file this process's own, until it is closed: 0, or -EWOULDBLOCK if it is another's.
+  virtual int lock_file(int fd);
+
   // Private anonymous memory, zeroed. nullptr when there is none.
   virtual std::byte* map(std::size_t bytes);
+  // A file in place of that much memory; what is written to it stays private. 0 or -errno.
+  virtual int map_file(std::byte* memory, std::size_t bytes, int fd, std::uint64_t offset);
   virtual int unmap(std::byte* memory, std::size_t bytes);
   virtual int lock(std::byte* memory, std::size_t bytes);
   virtual int advise(std::byte* memory, std::size_t bytes, int advice);
@@ -58,6 +68,9 @@ class System {
 
 // Where a symbolic link points, or empty.
 [[nodiscard]] std::string read_link(const std::string& path);
+
+// The names in an open directory, without . and .., in no order.
+[[nodiscard]] std::vector<std::string> list_directory(int directory);
 
 // RLIMIT_MEMLOCK.
 [[nodiscard]] std::uint64_t memlock_limit_bytes() noexcept;

@@ -15,6 +15,7 @@ ROOMS = {
     "files": {"os", "base"},
     "memory": {"os", "base"},
     "handle": {"engines", "files", "memory", "os", "base"},
+    "swap": {"handle", "engines", "files", "memory", "os", "base"},
     "bench": set(),
     "cli": {"bench"},
 }
@@ -35,7 +36,8 @@ PUBLIC_HEADERS = {
     "options.h": "base",
     "pinned_buffer.h": "memory",
     "stats.h": "handle",
-    "tensorferry.h": "handle",
+    "swap_space.h": "swap",
+    "tensorferry.h": "swap",
     "version.h": "base",
 }
 

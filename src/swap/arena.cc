@@ -1,0 +1,87 @@
+#include "swap/arena.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+
+#include "base/alignment.h"
+
+namespace tensorferry::swap {
+
+Lease::Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_bytes)
+    : arena_(std::move(arena)), extent_(extent), asked_bytes_(asked_bytes) {}
+
+Lease::~Lease() { arena_->give_back(extent_); }
+
+std::span<std::byte> Lease::pages() const noexcept {
+  return arena_->memory_.bytes().subspan(extent_.offset, extent_.bytes);
+}
+
+Arena::Arena(std::size_t bytes) : memory_(align_up(bytes, page_bytes)) {
+  free_.grow(memory_.size());
+}
+
+std::shared_ptr<Lease> Arena::try_take(std::size_t bytes) {
+  if (bytes > size()) return nullptr;
+  const std::uint64_t pages = align_up(std::max<std::uint64_t>(bytes, 1), page_bytes);
+  const std::lock_guard lock(mutex_);
+  const auto offset = free_.take(pages);
+  if (!offset) return nullptr;
+  auto lease = std::make_shared<Lease>(shared_from_this(), Extent{*offset, pages}, bytes);
+  leases_[*offset] = lease;
+  return lease;
+}
+
+void Arena::give_back(Extent extent) {
+  {
+    const std::lock_guard lock(mutex_);
+    leases_.erase(extent.offset);
+    free_.give_back(extent);
+    ++changes_;
+  }
+  changed_.notify_all();
+}
+
+std::shared_ptr<Lease> Arena::holder(std::span<const std::byte> memory) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  const auto first = reinterpret_cast<std::uintptr_t>(memory_.data());
+  if (begin < first || begin - first >= size()) return nullptr;
+  std::shared_ptr<Lease> lease;  // outlives the lock, should it be the last
+  const std::lock_guard lock(mutex_);
+  const auto next = leases_.upper_bound(begin - first);
+  if (next == leases_.begin()) return nullptr;
+  lease = std::prev(next)->second.lock();
+  if (lease == nullptr) return nullptr;
+  const std::span<std::byte> pages = lease->pages();
+  return memory.data() + memory.size() <= pages.data() + pages.size() ? lease : nullptr;
+}
+
+std::uint64_t Arena::changes() const {
+  const std::lock_guard lock(mutex_);
+  return changes_;
+}
+
+bool Arena::wait_until(std::uint64_t seen, std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  const auto changed = [&] { return changes_ != seen; };
+  if (deadline == std::chrono::steady_clock::time_point::max()) {
+    changed_.wait(lock, changed);
+    return true;
+  }
+  return changed_.wait_until(lock, deadline, changed);
+}
+
+void Arena::touch() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++changes_;
+  }
+  changed_.notify_all();
+}
+
+std::uint64_t Arena::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return free_.total_bytes() - free_.free_bytes();
+}
+
+}  // namespace tensorferry::swap

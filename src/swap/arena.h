@@ -1,0 +1,68 @@
+// The page-locked memory of a swap space and who holds which part of it.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "swap/extents.h"
+#include "tensorferry/pinned_buffer.h"
+
+namespace tensorferry::swap {
+
+class Arena;
+
+// A stretch of the arena, of whole pages. Its end gives the room back.
+class Lease {
+ public:
+  Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_bytes);
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return pages().first(asked_bytes_); }
+  [[nodiscard]] std::span<std::byte> pages() const noexcept;  // the same, rounded up
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+  const Extent extent_;
+  const std::size_t asked_bytes_;
+};
+
+// Thread-safe.
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  explicit Arena(std::size_t bytes);  // throws Error, as PinnedBuffer does
+
+  [[nodiscard]] std::shared_ptr<Lease> try_take(std::size_t bytes);
+
+  // The lease that all of `memory` lies in, or nullptr.
+  [[nodiscard]] std::shared_ptr<Lease> holder(std::span<const std::byte> memory);
+
+  // Counts what was given back; wait_until() returns when it is another than `seen`, or when the
+  // deadline passes (false).
+  [[nodiscard]] std::uint64_t changes() const;
+  bool wait_until(std::uint64_t seen, std::chrono::steady_clock::time_point deadline);
+  // Something else than a lease has become free: whoever waits shall look again.
+  void touch();
+
+  [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+  [[nodiscard]] std::uint64_t used_bytes() const;
+
+ private:
+  friend class Lease;
+  void give_back(Extent extent);
+
+  const PinnedBuffer memory_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t changes_ = 0;
+  Extents free_;
+  std::map<std::uint64_t, std::weak_ptr<Lease>> leases_;  // by offset
+};
+
+}  // namespace tensorferry::swap

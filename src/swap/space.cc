@@ -1,0 +1,386 @@
+#include "swap/space.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "base/alignment.h"
+#include "tensorferry/copy.h"
+
+namespace tensorferry::swap {
+
+namespace {
+
+Error wrong(const char* operation, std::string_view key, int code, const std::string& what) {
+  return Error({.operation = operation,
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = code,
+                .hint = "tensor '" + std::string(key) + "': " + what});
+}
+
+os::System& system_of(const Seams& seams) {
+  return seams.parts.system != nullptr ? *seams.parts.system : os::System::real();
+}
+
+// A worker for each drive, where nobody says otherwise and there are processors for it.
+HandleOptions handle_options(const SwapOptions& options) {
+  HandleOptions chosen = options.handle;
+  const std::size_t drives = options.directories.size();
+  if (chosen.workers == 0 && drives > 1) {
+    const std::size_t half = std::max(std::thread::hardware_concurrency() / 2, 1U);
+    chosen.workers = static_cast<unsigned>(std::min(drives, half));
+  }
+  return chosen;
+}
+
+// The same memory up to the end of the page, if all of that is the lease's: then the transfer is
+// made of whole pages. What a read adds at the end nobody has asked for.
+std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease) {
+  if (lease == nullptr) return memory;
+  const std::span<std::byte> pages = lease->pages();
+  const auto left = static_cast<std::size_t>(pages.data() + pages.size() - memory.data());
+  return {memory.data(), std::min(align_up(memory.size(), page_bytes), left)};
+}
+
+}  // namespace
+
+Space::Space(SwapOptions options, const Seams& seams)
+    : generation_(os::fork_generation()),
+      store_(
+          Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
+      arena_(std::make_shared<Arena>(options.buffer_bytes)),
+      handle_(std::make_unique<Handle>(handle::make_handle(handle_options(options), seams.parts))) {
+}
+
+Space::~Space() {
+  handle_.reset();
+  store_->remove_directories();
+}
+
+void Space::check_generation() const {
+  if (generation_ == os::fork_generation()) return;
+  throw Error({.operation = "use swap space",
+               .path = store_->paths().front(),
+               .offset = {},
+               .length = {},
+               .code = ECHILD,
+               .hint = "it belongs to the parent of this process; open another one"});
+}
+
+Space::Entry& Space::find(std::string_view key, const char* operation) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) throw wrong(operation, key, ENOENT, "there is none of that name");
+  return found->second;
+}
+
+Operation Space::nothing_to_do() { return handle_->read({}, store_->file(0), 0); }
+
+Operation Space::put(std::string_view key, std::span<const std::byte> memory) {
+  check_generation();
+  auto version = std::make_shared<Version>();
+  version->bytes = memory.size();
+  version->place = store_->take(memory.size()).or_throw();
+  version->memory = memory;
+  version->lease = arena_->holder(memory);
+  const std::string name(key);
+  std::optional<Prefetched> outdated;
+  {
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entries_[name];
+    entry.versions.push_back(version);
+    if (entry.prefetched) ++counts_.prefetches_in_vain;
+    outdated = std::exchange(entry.prefetched, std::nullopt);
+  }
+  const std::span<const std::byte> source =
+      version->lease == nullptr
+          ? memory
+          : whole_pages({const_cast<std::byte*>(memory.data()), memory.size()},
+                        version->lease.get());
+  std::vector<WriteTransfer> transfers;
+  for (const Place::Stretch& stretch : version->place->stretches(0, source.size())) {
+    transfers.push_back(
+        {source.subspan(stretch.offset, stretch.bytes), stretch.file, stretch.file_offset});
+  }
+  try {
+    Operation operation =
+        transfers.empty() ? nothing_to_do() : handle_->write_many(transfers, Durability::none);
+    operation.transfer().before_done(
+        [this, name, version](handle::Outcome outcome) { written(name, version, outcome); });
+    return operation;
+  } catch (...) {
+    written(name, version, handle::Outcome::failed);
+    throw;
+  }
+}
+
+// Ends the time in which the tensor is read from the memory it was put from. A version that failed
+// has never been; one that is there makes those before it superfluous.
+void Space::written(const std::string& key, const std::shared_ptr<Version>& version,
+                    handle::Outcome outcome) {
+  const bool failed = outcome == handle::Outcome::failed;
+  std::vector<std::shared_ptr<Version>> gone;  // let go of without the lock
+  std::shared_ptr<Lease> lease;
+  {
+    std::unique_lock lock(mutex_);
+    version->pending = false;
+    const auto found = entries_.find(key);
+    if (found != entries_.end()) {
+      auto& versions = found->second.versions;
+      const auto self = std::ranges::find(versions, version);
+      if (self != versions.end()) {
+        const auto first = failed ? self : versions.begin();
+        const auto last = failed ? self + 1 : self;
+        gone.assign(first, last);
+        versions.erase(first, last);
+      }
+      if (versions.empty()) entries_.erase(found);
+    }
+    settled_.wait(lock, [&version] { return version->readers == 0; });
+    version->memory = {};
+    lease = std::move(version->lease);
+  }
+  settled_.notify_all();
+}
+
+Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
+                      std::uint64_t offset) {
+  const std::shared_ptr<Lease> lease = arena_->holder(memory);
+  std::span<std::byte> target = memory;
+  // Only behind the end of what the lease's user asked for there is nothing of theirs.
+  if (lease != nullptr &&
+      memory.data() + memory.size() == lease->bytes().data() + lease->bytes().size()) {
+    target = whole_pages(memory, lease.get());
+  }
+  std::vector<ReadTransfer> transfers;
+  for (const Place::Stretch& stretch : version->place->stretches(offset, target.size())) {
+    transfers.push_back({target.subspan(stretch.offset - offset, stretch.bytes), stretch.file,
+                         stretch.file_offset});
+  }
+  if (transfers.empty()) return nothing_to_do();
+  Operation operation = handle_->read_many(transfers);
+  operation.when_done([version, lease] {});  // both stay until then
+  return operation;
+}
+
+void Space::forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
+                    std::span<std::byte> memory, std::uint64_t offset) {
+  const std::span<const std::byte> from = version->memory.subspan(offset, memory.size());
+  counts_.forwarded_bytes += memory.size();
+  ++version->readers;
+  lock.unlock();
+  copy(memory, from);
+  lock.lock();
+  --version->readers;
+  lock.unlock();
+  settled_.notify_all();
+}
+
+Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset) {
+  check_generation();
+  std::unique_lock lock(mutex_);
+  Entry& entry = find(key, "swap in");
+  const std::shared_ptr<Version> version = entry.versions.back();
+  if (offset > version->bytes || memory.size() > version->bytes - offset) {
+    throw wrong("swap in", key, EINVAL,
+                "it holds " + std::to_string(version->bytes) + " bytes; " +
+                    std::to_string(memory.size()) + " from " + std::to_string(offset) +
+                    " were asked for");
+  }
+  if (version->pending) {
+    forward(lock, version, memory, offset);
+    return nothing_to_do();
+  }
+  if (entry.prefetched && entry.prefetched->version == version) {
+    const Prefetched prefetched = *std::exchange(entry.prefetched, std::nullopt);
+    lock.unlock();
+    bool there = true;
+    try {
+      prefetched.operation.wait();
+    } catch (const Error&) {  // the read below shall tell
+      there = false;
+    }
+    if (there) {
+      copy(memory, prefetched.lease->bytes().subspan(offset, memory.size()));
+      lock.lock();
+      ++counts_.prefetched;
+      lock.unlock();
+      return nothing_to_do();
+    }
+  } else {
+    lock.unlock();
+  }
+  return read(version, memory, offset);
+}
+
+bool Space::prefetch(std::string_view key) {
+  check_generation();
+  std::shared_ptr<Version> version;
+  {
+    const std::lock_guard lock(mutex_);
+    const Entry& entry = find(key, "prefetch");
+    version = entry.versions.back();
+    if (version->pending) return false;  // it is in memory anyway
+    if (entry.prefetched) return true;
+  }
+  std::shared_ptr<Lease> lease = arena_->try_take(version->bytes);
+  if (lease == nullptr) return false;
+  const Operation operation = read(version, lease->bytes(), 0);
+  operation.when_done([arena = arena_] { arena->touch(); });  // it can be given up from now on
+  Prefetched made{version, std::move(lease), operation};
+  std::optional<Prefetched> other;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(key);
+    if (found == entries_.end() || found->second.versions.back() != version) return false;
+    other = std::exchange(found->second.prefetched, std::move(made));
+    prefetch_order_.emplace_back(key);
+  }
+  return true;
+}
+
+bool Space::evict() {
+  std::optional<Prefetched> victim;
+  const std::lock_guard lock(mutex_);
+  for (auto name = prefetch_order_.begin(); name != prefetch_order_.end();) {
+    const auto found = entries_.find(*name);
+    if (found == entries_.end() || !found->second.prefetched) {
+      name = prefetch_order_.erase(name);
+      continue;
+    }
+    if (found->second.prefetched->operation.done()) {
+      victim = std::exchange(found->second.prefetched, std::nullopt);
+      prefetch_order_.erase(name);
+      ++counts_.prefetches_in_vain;
+      return true;
+    }
+    ++name;
+  }
+  return false;
+}
+
+std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_point deadline) {
+  check_generation();
+  if (bytes > arena_->size()) {
+    throw Error({.operation = "take swap buffer",
+                 .path = {},
+                 .offset = {},
+                 .length = bytes,
+                 .code = EINVAL,
+                 .hint = "the buffers hold " + std::to_string(arena_->size()) +
+                         " bytes in all; raise buffer_bytes or ask for less at once"});
+  }
+  bool waited = false;
+  for (;;) {
+    const std::uint64_t seen = arena_->changes();
+    std::shared_ptr<Lease> lease = arena_->try_take(bytes);
+    if (lease == nullptr && evict()) continue;
+    if (lease != nullptr) return lease;
+    if (!std::exchange(waited, true)) {
+      const std::lock_guard lock(mutex_);
+      ++counts_.waits;
+    }
+    if (!arena_->wait_until(seen, deadline)) return nullptr;
+  }
+}
+
+std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
+                                               SwapSpace::Clock::time_point deadline) {
+  check_generation();
+  std::shared_ptr<Lease> lease;
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    Entry& entry = find(key, "swap in");
+    const std::shared_ptr<Version> version = entry.versions.back();
+    if (entry.prefetched && entry.prefetched->version == version) {
+      const Prefetched prefetched = *std::exchange(entry.prefetched, std::nullopt);
+      if (!prefetched.operation.done() || !prefetched.operation.error()) {
+        ++counts_.prefetched;
+        return SwapSpace::Fetched{SwapBuffer(prefetched.lease), prefetched.operation};
+      }
+    }
+    if (lease == nullptr || lease->bytes().size() != version->bytes) {
+      lock.unlock();
+      lease = nullptr;
+      lease = take(version->bytes, deadline);
+      if (lease == nullptr) return std::nullopt;
+      continue;  // it may have been put again meanwhile
+    }
+    if (version->pending) {
+      forward(lock, version, lease->bytes(), 0);
+      return SwapSpace::Fetched{SwapBuffer(lease), nothing_to_do()};
+    }
+    lock.unlock();
+    return SwapSpace::Fetched{SwapBuffer(lease), read(version, lease->bytes(), 0)};
+  }
+}
+
+bool Space::drop(std::string_view key) {
+  check_generation();
+  Entry gone;
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return false;
+  gone = std::move(found->second);
+  entries_.erase(found);
+  return true;
+}
+
+std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
+  check_generation();
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const SwapPart& part = parts[i];
+    if (part.offset % page_bytes != 0 || (part.bytes % page_bytes != 0 && i + 1 < parts.size())) {
+      throw wrong("view", part.key, EINVAL, "parts of a view must be multiples of 4096 bytes");
+    }
+    bytes += part.bytes;
+  }
+  auto mapping = Mapping::make(os::System::real(), bytes).or_throw();
+  for (const SwapPart& part : parts) {
+    std::shared_ptr<Version> version;
+    {
+      std::unique_lock lock(mutex_);
+      do {
+        version = find(part.key, "view").versions.back();
+        if (version->pending) settled_.wait(lock);
+      } while (version->pending);
+    }
+    if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
+      throw wrong("view", part.key, EINVAL,
+                  "it holds " + std::to_string(version->bytes) + " bytes only");
+    }
+    if (const Status added = mapping->add(version->place, part.offset, part.bytes); !added.ok()) {
+      throw Error(added.error());
+    }
+  }
+  return mapping;
+}
+
+std::optional<std::uint64_t> Space::size(std::string_view key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return std::nullopt;
+  return found->second.versions.back()->bytes;
+}
+
+SwapStats Space::stats() const {
+  const Stats moved = handle_->stats();
+  SwapStats now;
+  {
+    const std::lock_guard lock(mutex_);
+    now = counts_;
+    now.tensors = entries_.size();
+    for (const auto& [key, entry] : entries_) now.tensor_bytes += entry.versions.back()->bytes;
+  }
+  now.read_bytes = moved.read_bytes;
+  now.written_bytes = moved.written_bytes;
+  now.file_bytes = store_->file_bytes();
+  now.buffer_bytes = arena_->size();
+  now.buffer_bytes_used = arena_->used_bytes();
+  return now;
+}
+
+}  // namespace tensorferry::swap

@@ -1,0 +1,104 @@
+// The tensors of a swap space: which versions of each there are, and which of them is where.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "handle/conductor.h"
+#include "handle/transfer.h"
+#include "swap/arena.h"
+#include "swap/mapping.h"
+#include "swap/store.h"
+#include "tensorferry/handle.h"
+#include "tensorferry/swap_space.h"
+
+namespace tensorferry::swap {
+
+// What tests replace.
+struct Seams {
+  handle::Parts parts;
+};
+
+// Behind every SwapSpace stands one. Thread-safe.
+class Space {
+ public:
+  Space(SwapOptions options, const Seams& seams);  // throws Error, as SwapSpace does
+  ~Space();
+  Space(const Space&) = delete;
+  Space& operator=(const Space&) = delete;
+
+  Operation put(std::string_view key, std::span<const std::byte> memory);
+  Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset);
+  bool prefetch(std::string_view key);
+  std::optional<SwapSpace::Fetched> fetch(std::string_view key,
+                                          SwapSpace::Clock::time_point deadline);
+  std::shared_ptr<Lease> take(std::size_t bytes, SwapSpace::Clock::time_point deadline);
+  bool drop(std::string_view key);
+  std::shared_ptr<Mapping> view(std::span<const SwapPart> parts);
+  [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
+  void reserve(std::uint64_t bytes) { store_->reserve(bytes).or_throw(); }
+  [[nodiscard]] SwapStats stats() const;
+  [[nodiscard]] const Store& store() const noexcept { return *store_; }
+  [[nodiscard]] const Handle& handle() const noexcept { return *handle_; }
+
+ private:
+  // What a tensor was from one put to the next. Readers hold it as long as they read its place.
+  struct Version {
+    std::shared_ptr<Place> place;
+    std::uint64_t bytes = 0;
+    // While its write is under way: where the bytes are, and who keeps them there if it is ours.
+    std::span<const std::byte> memory;
+    std::shared_ptr<Lease> lease;
+    bool pending = true;
+    unsigned readers = 0;  // of memory that is not ours; the write is not done before they are
+  };
+
+  struct Prefetched {
+    std::shared_ptr<Version> version;
+    std::shared_ptr<Lease> lease;
+    Operation operation;
+  };
+
+  struct Entry {
+    std::vector<std::shared_ptr<Version>> versions;  // oldest first; the last one counts
+    std::optional<Prefetched> prefetched;
+  };
+  using Entries = std::map<std::string, Entry, std::less<>>;
+
+  [[nodiscard]] Entry& find(std::string_view key, const char* operation);
+  void written(const std::string& key, const std::shared_ptr<Version>& version,
+               handle::Outcome outcome);
+  [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
+                               std::uint64_t offset);
+  // An operation that is done, for what has come from memory.
+  [[nodiscard]] Operation nothing_to_do();
+  // Copies from the memory of a pending write. Unlocks meanwhile, and for good.
+  void forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
+               std::span<std::byte> memory, std::uint64_t offset);
+  // Gives up one finished prefetch for the room it takes.
+  [[nodiscard]] bool evict();
+  void check_generation() const;
+
+  const std::uint64_t generation_;
+  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Arena> arena_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable settled_;  // a write has ended, or a reader
+  Entries entries_;
+  std::list<std::string> prefetch_order_;  // oldest first; may name some that are gone
+  SwapStats counts_;
+
+  std::unique_ptr<Handle> handle_;  // last: its end waits for the operations that use the rest
+};
+
+}  // namespace tensorferry::swap

@@ -1,0 +1,179 @@
+#include "swap/store.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/alignment.h"
+
+namespace tensorferry::swap {
+
+namespace {
+
+// Smaller parts than this are not worth a drive of their own.
+constexpr std::uint64_t stripe_bytes_min = MiB;
+
+// Files grow in steps, so that they are made of few extents of the file system.
+constexpr std::uint64_t growth_bytes_max = 256 * MiB;
+
+}  // namespace
+
+Place::~Place() { store_->give_back(pieces_); }
+
+std::vector<Place::Stretch> Place::stretches(std::uint64_t offset, std::uint64_t bytes) const {
+  std::vector<Stretch> found;
+  std::uint64_t begin = 0;  // of the piece, in the tensor
+  const std::uint64_t end = offset + bytes;
+  for (const Piece& piece : pieces_) {
+    const std::uint64_t from = std::max(offset, begin);
+    const std::uint64_t to = std::min(end, begin + piece.extent.bytes);
+    if (from < to) {
+      found.push_back(
+          {store_->file(piece.drive), piece.extent.offset + (from - begin), from, to - from});
+    }
+    begin += piece.extent.bytes;
+  }
+  return found;
+}
+
+Result<std::shared_ptr<Store>> Store::make(os::System& system,
+                                           const std::vector<std::string>& directories,
+                                           const std::string& run, unsigned rank) {
+  std::shared_ptr<Store> store(new Store(system));
+  if (directories.empty()) {
+    return Error({.operation = "open swap space",
+                  .path = {},
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "name at least one directory on the drive to swap to"});
+  }
+  for (const std::string& directory : directories) {
+    if (const Status added = store->add_drive(directory, run, rank); !added.ok()) {
+      return added.error();
+    }
+  }
+  return store;
+}
+
+Status Store::add_drive(const std::string& given, const std::string& run, unsigned rank) {
+  auto directory = RunDirectory::make(system_, given, run, rank);
+  if (!directory.ok()) return directory.error();
+  const Result<int> made = directory.value()->make_file();
+  if (!made.ok()) return made.error();
+  auto file = files::OpenFile::borrow(system_, made.value());
+  system_.close(made.value());
+  if (!file.ok()) return file.error();
+  paths_.push_back(directory.value()->path());
+  const auto& notes = directory.value()->notes();
+  notes_.insert(notes_.end(), notes.begin(), notes.end());
+  drives_.push_back({std::move(directory.value()), File(std::move(file.value())), {}});
+  return Nothing{};
+}
+
+// Takes the room on the drive at once: a full one shall be known now, not at a write.
+bool Store::grow(Drive& drive, std::uint64_t bytes) {
+  const std::uint64_t total = drive.extents.total_bytes();
+  const std::uint64_t lacking = bytes - std::min(bytes, drive.extents.free_tail_bytes());
+  const std::uint64_t step = std::clamp(total / 4, 16 * MiB, growth_bytes_max);
+  for (const std::uint64_t more : {std::max(lacking, align_up(step, page_bytes)), lacking}) {
+    const int fd = drive.file.opened()->main_fd();
+    int grown = system_.fallocate(fd, 0, total, more);
+    if (grown == -EOPNOTSUPP) grown = system_.truncate(fd, total + more);
+    if (grown >= 0) {
+      drive.extents.grow(more);
+      return true;
+    }
+    (void)system_.truncate(fd, total);  // of what was taken before it failed
+  }
+  return false;
+}
+
+std::uint64_t Store::take_whole(std::size_t index, std::uint64_t bytes,
+                                std::vector<Piece>& pieces) {
+  Drive& drive = drives_[index];
+  auto offset = drive.extents.take(bytes);
+  if (!offset && grow(drive, bytes)) offset = drive.extents.take(bytes);
+  if (!offset) return 0;
+  pieces.push_back({index, {*offset, bytes}});
+  return bytes;
+}
+
+std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<Piece>& pieces) {
+  std::uint64_t found = 0;
+  for (std::size_t drive = 0; drive < drives_.size(); ++drive) {
+    while (found < bytes) {
+      const auto extent = drives_[drive].extents.take_some(bytes - found);
+      if (!extent) break;
+      pieces.push_back({drive, *extent});
+      found += extent->bytes;
+    }
+  }
+  return found;
+}
+
+Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
+  std::vector<Piece> pieces;
+  const std::uint64_t needed = align_up(bytes, page_bytes);
+  const std::lock_guard lock(mutex_);
+  const std::size_t count = drives_.size();
+  const std::uint64_t stripe = align_up(
+      std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes);
+  std::uint64_t found = 0;
+  for (std::size_t i = 0; i < count && found < needed; ++i) {
+    found += take_whole((next_ + i) % count, std::min(stripe, needed - found), pieces);
+  }
+  for (std::size_t i = 0; i < count && found < needed; ++i) {  // one of them is full
+    found += take_whole((next_ + i) % count, needed - found, pieces);
+  }
+  if (found < needed) found += take_fragments(needed - found, pieces);
+  next_ = (next_ + 1) % count;
+  if (found < needed) {
+    for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
+    return full(needed);
+  }
+  return std::make_shared<Place>(shared_from_this(), std::move(pieces));
+}
+
+Error Store::full(std::uint64_t needed_bytes) const {
+  std::uint64_t free_bytes = 0;
+  for (const Drive& drive : drives_) {
+    free_bytes += drive.extents.free_bytes() + drive.file.opened()->free_bytes();
+  }
+  return Error({.operation = "swap out",
+                .path = drives_.front().file.path(),
+                .offset = {},
+                .length = needed_bytes,
+                .code = ENOSPC,
+                .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +
+                        std::to_string(free_bytes) +
+                        "; what is swapped out already can still be read; free space or add a "
+                        "directory on another drive"});
+}
+
+Status Store::reserve(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes);
+  for (Drive& drive : drives_) {
+    if (drive.extents.free_tail_bytes() < share && !grow(drive, share)) return full(bytes);
+  }
+  return Nothing{};
+}
+
+void Store::give_back(const std::vector<Piece>& pieces) {
+  const std::lock_guard lock(mutex_);
+  for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
+}
+
+void Store::remove_directories() {
+  for (Drive& drive : drives_) drive.directory.reset();
+}
+
+std::uint64_t Store::file_bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (const Drive& drive : drives_) bytes += drive.extents.total_bytes();
+  return bytes;
+}
+
+}  // namespace tensorferry::swap

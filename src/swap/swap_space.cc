@@ -1,0 +1,60 @@
+// The public door.
+#include "tensorferry/swap_space.h"
+
+#include <utility>
+
+#include "swap/space.h"
+
+namespace tensorferry {
+
+std::span<std::byte> SwapBuffer::bytes() const noexcept { return lease_->bytes(); }
+std::span<std::byte> SwapView::bytes() const noexcept { return mapping_->bytes(); }
+
+SwapSpace::SwapSpace(SwapOptions options) : SwapSpace(std::move(options), swap::Seams{}) {}
+SwapSpace::SwapSpace(SwapOptions options, const swap::Seams& seams)
+    : space_(std::make_unique<swap::Space>(std::move(options), seams)) {}
+SwapSpace::~SwapSpace() = default;
+SwapSpace::SwapSpace(SwapSpace&&) noexcept = default;
+SwapSpace& SwapSpace::operator=(SwapSpace&&) noexcept = default;
+
+Operation SwapSpace::put(std::string_view key, std::span<const std::byte> memory) {
+  return space_->put(key, memory);
+}
+
+Operation SwapSpace::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset) {
+  return space_->get(key, memory, offset);
+}
+
+bool SwapSpace::prefetch(std::string_view key) { return space_->prefetch(key); }
+
+std::optional<SwapSpace::Fetched> SwapSpace::fetch(std::string_view key,
+                                                   Clock::time_point deadline) {
+  return space_->fetch(key, deadline);
+}
+
+std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, Clock::time_point deadline) {
+  std::shared_ptr<swap::Lease> lease = space_->take(bytes, deadline);
+  if (lease == nullptr) return std::nullopt;
+  return SwapBuffer(std::move(lease));
+}
+
+bool SwapSpace::drop(std::string_view key) { return space_->drop(key); }
+SwapView SwapSpace::view(std::span<const SwapPart> parts) { return SwapView(space_->view(parts)); }
+void SwapSpace::reserve(std::uint64_t bytes) { space_->reserve(bytes); }
+SwapStats SwapSpace::stats() const { return space_->stats(); }
+
+std::optional<std::uint64_t> SwapSpace::size(std::string_view key) const {
+  return space_->size(key);
+}
+
+const std::vector<std::string>& SwapSpace::directories() const noexcept {
+  return space_->store().paths();
+}
+
+const std::vector<std::string>& SwapSpace::notes() const noexcept {
+  return space_->store().notes();
+}
+
+std::string SwapSpace::engine_reason() const { return space_->handle().engine_reason(); }
+
+}  // namespace tensorferry
