@@ -59,6 +59,10 @@ class TENSORFERRY_EXPORT SwapBuffer {
   std::shared_ptr<swap::Lease> lease_;
 };
 
+// Whether all of `memory` lies in one SwapBuffer of this process: operations of a SwapSpace then
+// keep it by themselves.
+[[nodiscard]] TENSORFERRY_EXPORT bool in_swap_buffer(std::span<const std::byte> memory);
+
 // Tensors as they are on the drive, mapped into memory: pages come as they are touched and can
 // leave again. What is written to it is private and never reaches the drive. Stays as it was also
 // when the tensor is put again or dropped, and may outlive its SwapSpace.

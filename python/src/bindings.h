@@ -17,6 +17,7 @@ void bind_files(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_operations(nb::module_& module);
 void bind_handle(nb::module_& module);
+void bind_swap(nb::module_& module);
 
 // An Error for an argument that cannot be honoured; Python gets a tensorferry.InvalidArgument.
 [[nodiscard]] Error invalid(const char* operation, std::string hint);
@@ -30,6 +31,10 @@ void bind_handle(nb::module_& module);
 
 // A Python number as a count of bytes or an offset. Throws invalid() when it is negative or huge.
 [[nodiscard]] std::uint64_t to_bytes(nb::handle number, const char* name);
+
+// The settings that everything with a Handle in it has. None: what suits the device.
+[[nodiscard]] HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
+                                           nb::handle queue_depth, nb::handle workers);
 
 // What a user may name a file by: a path (str, bytes, os.PathLike), a File, or a descriptor.
 [[nodiscard]] File to_file(nb::handle file, Access access);

@@ -1,13 +1,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <cerrno>
-#include <set>
 #include <unordered_map>
 
 #include "bindings.h"
-#include "flight.h"
-#include "unlocked.h"
+#include "dock.h"
 
 namespace tensorferry::python {
 
@@ -16,151 +13,7 @@ namespace {
 // Up to here a synchronous transfer is one request, made by the calling thread.
 constexpr std::size_t inline_bytes_max = std::size_t{1} << 20;
 
-class PyHandle;
-
-// For the end of the interpreter. Guarded by the GIL.
-std::set<PyHandle*>& live_handles() {
-  static auto& handles = *new std::set<PyHandle*>();
-  return handles;
-}
-
-class PyHandle {
- public:
-  explicit PyHandle(const HandleOptions& options) : handle_(make(options)) {
-    live_handles().insert(this);
-  }
-
-  ~PyHandle() {
-    live_handles().erase(this);
-    end();
-  }
-  PyHandle(const PyHandle&) = delete;
-  PyHandle& operator=(const PyHandle&) = delete;
-
-  // Calls `use` with the handle and without the GIL. Another thread may close it meanwhile: the
-  // last user ends it.
-  template <typename Use>
-  auto with_handle(const Use& use) const {
-    std::shared_ptr<Handle> held = handle_;
-    if (held == nullptr || closing_) throw invalid("use handle", "this Handle is closed");
-    const Unlocked unlocked;
-    const std::shared_ptr<Handle> handle = std::move(held);
-    return use(*handle);
-  }
-
-  [[nodiscard]] bool closed() const noexcept { return handle_ == nullptr; }
-
-  // Keeps the flight until it is done. Every so often lets go of those that are.
-  PyOperation launch(std::shared_ptr<Flight> flight) {
-    if (closed()) {  // while the operation was started
-      flight->cancel_and_reap();
-      return {std::move(flight)};
-    }
-    flights_.push_back(flight);
-    for (const Buffer& buffer : flight->buffers) launched_bytes_ += buffer.bytes().size();
-    if (flights_.size() >= sweep_at_ || launched_bytes_ > sweep_bytes) sweep();
-    return {std::move(flight)};
-  }
-
-  // Waits for everything in flight, ends, and throws the first failure that nobody has seen.
-  void close() {
-    if (closed()) return;
-    closing_ = true;  // no new work: the wait shall have an end
-    while (!flights_.empty()) {
-      std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
-      for (std::size_t i = 0; i < flights.size(); ++i) {
-        const bool seen = flights[i]->seen;
-        try {
-          (void)flights[i]->wait(-1);
-        } catch (const Error& error) {
-          if (!seen) keep_unseen(error);
-        } catch (...) {  // Ctrl-C: it is open again, with what was not waited for
-          flights_.insert(flights_.end(), flights.begin() + static_cast<std::ptrdiff_t>(i),
-                          flights.end());
-          closing_ = false;
-          throw;
-        }
-      }
-    }
-    end();
-    if (const auto error = std::exchange(unseen_, std::nullopt)) throw Error(*error);
-  }
-
-  // Cancels what is in flight and ends. When it returns, no memory is in use, also if other threads
-  // are still in a call of the handle. What failed unseen, or was cut short, goes to the log.
-  void end() {
-    std::shared_ptr<Handle> ending = std::exchange(handle_, nullptr);
-    if (ending == nullptr) return;
-    const std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
-    std::size_t cut_short = 0;
-    for (const auto& flight : flights) cut_short += !flight->operation.done() && !flight->seen;
-    {
-      const Unlocked unlocked;
-      for (const auto& flight : flights) flight->operation.cancel();
-      for (const auto& flight : flights) flight->reap();
-      ending.reset();
-    }
-    if (cut_short > 0) {
-      log(std::to_string(cut_short) + " operations were cancelled because their handle was ended");
-    }
-    for (const auto& flight : flights) {
-      const auto error = flight->seen ? std::nullopt : flight->operation.error();
-      if (error && error->code() != ECANCELED) keep_unseen(*error);
-      flight->let_go();
-    }
-  }
-
- private:
-  // So much memory may wait to be let go of.
-  static constexpr std::size_t sweep_bytes = std::size_t{256} << 20;
-
-  static std::shared_ptr<Handle> make(const HandleOptions& options) {
-    const Unlocked unlocked;
-    return std::make_shared<Handle>(options);
-  }
-
-  static void log(const std::string& text) noexcept {
-    try {
-      nb::module_::import_("logging")
-          .attr("getLogger")("tensorferry")
-          .attr("warning")("%s", shown(text));
-    } catch (...) {  // a handler of the log that raises must not lose an operation
-      PyErr_Clear();
-    }
-  }
-
-  // The first is raised by close(); all are logged.
-  void keep_unseen(const Error& error) noexcept {
-    if (!unseen_) unseen_ = error;
-    log(std::string("an operation failed that nobody waited for: ") + error.what());
-  }
-
-  // Python may run only at the end, when everything is in its place: finalizers may call back.
-  void sweep() {
-    std::vector<std::shared_ptr<Flight>> done;
-    std::erase_if(flights_, [&done](const std::shared_ptr<Flight>& flight) {
-      if (!flight->operation.done()) return false;
-      done.push_back(flight);
-      // One that failed is kept while the user may still ask.
-      return flight->seen || flight.use_count() == 2 || !flight->operation.error();
-    });
-    sweep_at_ = std::max<std::size_t>(64, 2 * flights_.size());
-    launched_bytes_ = 0;
-    for (const auto& flight : done) {
-      const bool forgotten = !flight->seen && flight.use_count() == 1;
-      const auto error = forgotten ? flight->operation.error() : std::nullopt;
-      if (error) keep_unseen(*error);
-      flight->let_go();
-    }
-  }
-
-  std::shared_ptr<Handle> handle_;
-  std::vector<std::shared_ptr<Flight>> flights_;
-  std::size_t sweep_at_ = 64;
-  std::size_t launched_bytes_ = 0;
-  bool closing_ = false;
-  std::optional<Error> unseen_;
-};
+using PyHandle = DockOf<Handle>;
 
 Durability parse_durability(const std::string& text) {
   if (text == "none") return Durability::none;
@@ -169,26 +22,10 @@ Durability parse_durability(const std::string& text) {
   throw invalid("write", "durability is '" + text + "'; it must be 'none', 'data' or 'full'");
 }
 
-// A count of which None means "choose". Zero would mean the same in C++; here it is an error.
-std::uint64_t chosen(nb::handle number, const char* name, std::uint64_t most) {
-  if (number.is_none()) return 0;
-  const std::uint64_t value = to_bytes(number, name);
-  if (value == 0 || value > most) {
-    throw invalid("open handle", std::string(name) + " is " + std::to_string(value) +
-                                     "; it must be from 1 to " + std::to_string(most) +
-                                     ", or None for what suits the device");
-  }
-  return value;
-}
-
 void make_handle(PyHandle* self, const std::string& engine, nb::handle block_bytes,
                  nb::handle queue_depth, nb::handle workers, const std::string& submit,
                  bool overlap, nb::handle slot_bytes) {
-  HandleOptions options;
-  options.engine = parse_engine_kind(engine);
-  options.block_bytes = chosen(block_bytes, "block_bytes", std::uint64_t{1} << 62);
-  options.queue_depth = static_cast<unsigned>(chosen(queue_depth, "queue_depth", UINT32_MAX));
-  options.workers = static_cast<unsigned>(chosen(workers, "workers", UINT32_MAX));
+  HandleOptions options = handle_options(engine, block_bytes, queue_depth, workers);
   if (submit != "batch" && submit != "single") {
     throw invalid("open handle", "submit is '" + submit + "'; it must be 'batch' or 'single'");
   }
@@ -198,10 +35,10 @@ void make_handle(PyHandle* self, const std::string& engine, nb::handle block_byt
   new (self) PyHandle(options);
 }
 
-std::shared_ptr<Flight> fly(Operation operation, Buffer buffer) {
-  auto flight = std::make_shared<Flight>(Flight{std::move(operation), {}, false});
-  flight->buffers.push_back(std::move(buffer));
-  return flight;
+std::vector<Buffer> alone(Buffer buffer) {
+  std::vector<Buffer> buffers;
+  buffers.push_back(std::move(buffer));
+  return buffers;
 }
 
 PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset) {
@@ -209,8 +46,8 @@ PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle 
   const File target = to_file(file, Access::read);
   const std::uint64_t at = to_bytes(offset, "offset");
   Operation operation =
-      self.with_handle([&](Handle& handle) { return handle.read(memory.bytes(), target, at); });
-  return self.launch(fly(std::move(operation), std::move(memory)));
+      self.with([&](Handle& handle) { return handle.read(memory.bytes(), target, at); });
+  return self.launch(std::move(operation), alone(std::move(memory)));
 }
 
 PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
@@ -219,17 +56,17 @@ PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle
   const Durability lasting = parse_durability(durability);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::write);
-  Operation operation = self.with_handle(
-      [&](Handle& handle) { return handle.write(memory.bytes(), target, at, lasting); });
-  return self.launch(fly(std::move(operation), std::move(memory)));
+  Operation operation =
+      self.with([&](Handle& handle) { return handle.write(memory.bytes(), target, at, lasting); });
+  return self.launch(std::move(operation), alone(std::move(memory)));
 }
 
 // Runs a transfer to its end. A small one is a single call; a large one can be interrupted, and
 // has then let go of the buffer.
 template <typename Now, typename Start>
 void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const Start& start) {
-  if (bytes.size() <= inline_bytes_max) return self.with_handle(now);
-  Flight flight{self.with_handle(start), {}, false};
+  if (bytes.size() <= inline_bytes_max) return self.with(now);
+  Flight flight{self.with(start), {}, false};
   try {
     (void)flight.wait(-1);
   } catch (nb::python_error&) {
@@ -290,27 +127,25 @@ struct Many {
   }
 
   PyOperation launch(PyHandle& handle, Operation operation) {
-    return handle.launch(
-        std::make_shared<Flight>(Flight{std::move(operation), std::move(buffers), false}));
+    return handle.launch(std::move(operation), std::move(buffers));
   }
 };
 
 PyOperation read_many(PyHandle& self, nb::handle transfers) {
   Many<ReadTransfer> many(transfers, Use::fill, Access::read);
-  return many.launch(
-      self, self.with_handle([&](Handle& handle) { return handle.read_many(many.transfers); }));
+  return many.launch(self,
+                     self.with([&](Handle& handle) { return handle.read_many(many.transfers); }));
 }
 
 PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& durability) {
   const Durability lasting = parse_durability(durability);
   Many<WriteTransfer> many(transfers, Use::take, Access::write);
-  return many.launch(self, self.with_handle([&](Handle& handle) {
-    return handle.write_many(many.transfers, lasting);
-  }));
+  return many.launch(
+      self, self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting); }));
 }
 
 nb::dict stats(const PyHandle& self) {
-  const Stats now = self.with_handle([](Handle& handle) { return handle.stats(); });
+  const Stats now = self.with([](Handle& handle) { return handle.stats(); });
   nb::dict out;
   const auto put = [&out](const char* name, auto value) { out[name] = nb::cast(value); };
   put("operations", now.operations);
@@ -339,20 +174,11 @@ nb::dict stats(const PyHandle& self) {
 
 std::string describe(const PyHandle& self) {
   if (self.closed()) return "<tensorferry.Handle: closed>";
-  const auto [now, engine] = self.with_handle(
+  const auto [now, engine] = self.with(
       [](Handle& handle) { return std::pair(handle.stats(), std::string(handle.engine())); });
   return "<tensorferry.Handle: " + engine + ", " + std::to_string(now.operations) +
          " operations, " + std::to_string(now.read_bytes) + " bytes read, " +
          std::to_string(now.written_bytes) + " written>";
-}
-
-// At the end of the interpreter, while Python still works. Those who wait are woken by the end of
-// their handle and shall have the GIL before it is gone.
-void close_all() {
-  for (PyHandle* handle : std::vector<PyHandle*>(live_handles().begin(), live_handles().end())) {
-    if (live_handles().contains(handle)) handle->end();
-  }
-  Unlocked::let_others_return();
 }
 
 using HandleClass = nb::class_<PyHandle>;
@@ -400,37 +226,23 @@ void bind_life(HandleClass& handle) {
             const File target = to_file(file, Access::write);
             const Durability lasting = parse_durability(durability);
             Operation operation =
-                self.with_handle([&](Handle& handle) { return handle.sync(target, lasting); });
-            return self.launch(std::make_shared<Flight>(Flight{std::move(operation), {}, false}));
+                self.with([&](Handle& handle) { return handle.sync(target, lasting); });
+            return self.launch(std::move(operation));
           },
           nb::arg("file").none(), nb::arg("durability") = "data",
           nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> "
                   "Operation"),
           "Makes durable what writes that are done have written to the file.")
-      .def("close", &PyHandle::close,
-           "Waits for all operations and ends. Raises the first failure that nobody has seen.")
-      .def(
-          "__enter__", [](nb::handle self) { return nb::borrow(self); },
-          nb::sig("def __enter__(self) -> Handle"))
-      .def(
-          "__exit__",
-          [](PyHandle& self, nb::handle type, nb::handle, nb::handle) {
-            type.is_none() ? self.close() : self.end();
-          },
-          nb::arg().none(), nb::arg().none(), nb::arg().none(),
-          nb::sig("def __exit__(self, type: object, value: object, traceback: object, /) -> None"),
-          "As close(); after an exception what is in flight is cancelled instead.")
-      .def_prop_ro("closed", &PyHandle::closed)
       .def_prop_ro(
           "engine",
           [](const PyHandle& self) {
-            return self.with_handle([](Handle& handle) { return std::string(handle.engine()); });
+            return self.with([](Handle& handle) { return std::string(handle.engine()); });
           },
           "The engine in use, or that will be once something is queued.")
       .def_prop_ro(
           "engine_reason",
           [](const PyHandle& self) {
-            return self.with_handle([](Handle& handle) { return handle.engine_reason(); });
+            return self.with([](Handle& handle) { return handle.engine_reason(); });
           },
           "Why that one.")
       .def("stats", &stats, "What it has done so far: every retry and every fallback is counted.")
@@ -438,6 +250,28 @@ void bind_life(HandleClass& handle) {
 }
 
 }  // namespace
+
+// A count of which None means "choose". Zero would mean the same in C++; here it is an error.
+static std::uint64_t chosen(nb::handle number, const char* name, std::uint64_t most) {
+  if (number.is_none()) return 0;
+  const std::uint64_t value = to_bytes(number, name);
+  if (value == 0 || value > most) {
+    throw invalid("open handle", std::string(name) + " is " + std::to_string(value) +
+                                     "; it must be from 1 to " + std::to_string(most) +
+                                     ", or None for what suits the device");
+  }
+  return value;
+}
+
+HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
+                             nb::handle queue_depth, nb::handle workers) {
+  HandleOptions options;
+  options.engine = parse_engine_kind(engine);
+  options.block_bytes = chosen(block_bytes, "block_bytes", std::uint64_t{1} << 62);
+  options.queue_depth = static_cast<unsigned>(chosen(queue_depth, "queue_depth", UINT32_MAX));
+  options.workers = static_cast<unsigned>(chosen(workers, "workers", UINT32_MAX));
+  return options;
+}
 
 void bind_handle(nb::module_& module) {
   HandleClass handle(module, "Handle", R"(What moves tensors: an engine, its workers, its limits.
@@ -467,7 +301,8 @@ b'3456'
               "overlap: bool = True, slot_bytes: int | None = None) -> None"));
   bind_transfers(handle);
   bind_life(handle);
-  module.def("close_all", &close_all, "For the end of the interpreter.");
+  bind_closing(handle, "def __enter__(self) -> Handle");
+  module.def("close_all", &Dock::end_all, "For the end of the interpreter.");
 }
 
 }  // namespace tensorferry::python

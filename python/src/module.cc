@@ -32,6 +32,7 @@ NB_MODULE(_core, module) {
   bind_memory(module);
   bind_operations(module);
   bind_handle(module);
+  bind_swap(module);
   module.def(
       "validate",
       [](nb::handle buffer, nb::handle path, nb::handle offset) {

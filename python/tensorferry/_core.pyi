@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Literal
 
+_Path = str | bytes | os.PathLike
 _File = str | bytes | os.PathLike | "File" | int
 
 class InvalidArgument(OSError, ValueError):
@@ -264,19 +265,6 @@ class Handle:
     def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> Operation:
         """Makes durable what writes that are done have written to the file."""
 
-    def close(self) -> None:
-        """
-        Waits for all operations and ends. Raises the first failure that nobody has seen.
-        """
-
-    def __enter__(self) -> Handle: ...
-
-    def __exit__(self, type: object, value: object, traceback: object, /) -> None:
-        """As close(); after an exception what is in flight is cancelled instead."""
-
-    @property
-    def closed(self) -> bool: ...
-
     @property
     def engine(self) -> str:
         """The engine in use, or that will be once something is queued."""
@@ -290,8 +278,137 @@ class Handle:
 
     def __repr__(self) -> str: ...
 
+    def close(self) -> None:
+        """
+        Waits for all operations and ends. Raises the first failure that nobody has seen.
+        """
+
+    def __enter__(self) -> Handle: ...
+
+    def __exit__(self, type: object, value: object, traceback: object, /) -> None:
+        """As close(); after an exception what is in flight is cancelled instead."""
+
+    @property
+    def closed(self) -> bool: ...
+
 def close_all() -> None:
     """For the end of the interpreter."""
+
+class SwapBuffer:
+    """
+    A part of the page-locked buffers of a SwapSpace, in whole pages.
+
+    It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
+    is free again when all of them are gone and no operation uses it.
+    """
+
+    def __len__(self) -> int: ...
+
+class SwapView:
+    """
+    Tensors as they are on the drive, mapped into memory.
+
+    It has the buffer protocol. Pages come as they are touched, and leave when memory gets short; what
+    is written to it never reaches the drive. It shows what was there when it was made.
+    """
+
+    def __len__(self) -> int: ...
+
+class SwapSpace:
+    """
+    Where swapped tensors live: by name, on one or several drives.
+
+    Files are made in a directory of its own below each of the given ones, and removed at the end.
+    Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, page-locked, for
+    take(), fetch() and prefetch(): whoever finds no room waits. `run` and `rank` name the directory.
+
+    >>> import tensorferry
+    >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
+    ...     operation = space.put("layer 0", b"weights")   # returns at once
+    ...     back = bytearray(7)
+    ...     _ = space.get("layer 0", back).wait()
+    ...     back.decode()
+    'weights'
+    """
+
+    def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int = 268435456, run: str = '', rank: int = 0, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None) -> None: ...
+
+    def put(self, key: str, buffer: object) -> Operation:
+        """
+        Starts to write a tensor under a name and returns at once.
+
+        Leave the memory as it is until the operation is done; until then the tensor is read from it. A tensor that is put again is replaced as a whole: readers get old bytes or new ones, and a put that fails changes nothing. A full drive is an OSError (ENOSPC) with the bytes needed and free.
+        """
+
+    def get(self, key: str, buffer: object, offset: int = 0) -> Operation:
+        """
+        Starts to fill the buffer with a tensor, or with a part of it from `offset` on, and returns at once.
+        """
+
+    def prefetch(self, key: str) -> bool:
+        """
+        Begins to read a tensor into the buffers, for the next fetch() or get() of it. A hint: False where there is no room now, or nothing to be read.
+        """
+
+    def fetch(self, key: str, timeout: float | None = None) -> tuple[SwapBuffer, Operation]:
+        """
+        A tensor in one of the buffers, and the operation that brings it. Waits for room, not for the bytes; TimeoutError if `timeout` seconds pass first.
+        """
+
+    def take(self, bytes: int, timeout: float | None = None) -> SwapBuffer:
+        """
+        Room in the buffers, of unknown content, to be filled and put. Waits until there is some; TimeoutError if `timeout` seconds pass first.
+        """
+
+    def drop(self, key: str) -> bool:
+        """Forgets a tensor. False if there is none of that name."""
+
+    def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView:
+        """
+        Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. Offsets, and all sizes but the last, are multiples of 4096.
+        """
+
+    def size(self, key: str) -> int | None:
+        """The bytes of a tensor; None if there is none of that name."""
+
+    def __contains__(self, key: str) -> bool: ...
+
+    def reserve(self, bytes: int) -> None:
+        """
+        Takes so much room on the drives ahead of need. OSError (ENOSPC) if it is not there.
+        """
+
+    def stats(self) -> dict:
+        """What it holds and what it has moved."""
+
+    @property
+    def directories(self) -> list[str]:
+        """Its own, one in each of those given."""
+
+    @property
+    def notes(self) -> list[str]:
+        """
+        What to know: a directory in memory, another live run, leftovers removed.
+        """
+
+    @property
+    def engine_reason(self) -> str:
+        """Which engine moves the bytes, and why that one."""
+
+    def __repr__(self) -> str: ...
+
+    def close(self) -> None:
+        """
+        Waits for all operations and ends. Raises the first failure that nobody has seen.
+        """
+
+    def __enter__(self) -> SwapSpace: ...
+
+    def __exit__(self, type: object, value: object, traceback: object, /) -> None:
+        """As close(); after an exception what is in flight is cancelled instead."""
+
+    @property
+    def closed(self) -> bool: ...
 
 def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> None:
     """

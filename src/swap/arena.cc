@@ -8,6 +8,21 @@
 
 namespace tensorferry::swap {
 
+namespace {
+
+// All of the process. Never destroyed: buffers may outlive main().
+struct Arenas {
+  std::mutex mutex;
+  std::map<const std::byte*, std::weak_ptr<Arena>> by_address;
+};
+
+Arenas& arenas() {
+  static Arenas& all = *new Arenas();
+  return all;
+}
+
+}  // namespace
+
 Lease::Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_bytes)
     : arena_(std::move(arena)), extent_(extent), asked_bytes_(asked_bytes) {}
 
@@ -19,6 +34,32 @@ std::span<std::byte> Lease::pages() const noexcept {
 
 Arena::Arena(std::size_t bytes) : memory_(align_up(bytes, page_bytes)) {
   free_.grow(memory_.size());
+}
+
+std::shared_ptr<Arena> Arena::make(std::size_t bytes) {
+  std::shared_ptr<Arena> arena(new Arena(bytes));
+  Arenas& all = arenas();
+  const std::lock_guard lock(all.mutex);
+  all.by_address[arena->memory_.data()] = arena;
+  return arena;
+}
+
+Arena::~Arena() {
+  Arenas& all = arenas();
+  const std::lock_guard lock(all.mutex);
+  all.by_address.erase(memory_.data());
+}
+
+std::shared_ptr<Lease> Arena::holder(std::span<const std::byte> memory) {
+  std::shared_ptr<Arena> arena;
+  {
+    Arenas& all = arenas();
+    const std::lock_guard lock(all.mutex);
+    const auto next = all.by_address.upper_bound(memory.data());
+    if (next == all.by_address.begin()) return nullptr;
+    arena = std::prev(next)->second.lock();
+  }
+  return arena == nullptr ? nullptr : arena->find(memory);
 }
 
 std::shared_ptr<Lease> Arena::try_take(std::size_t bytes) {
@@ -42,7 +83,7 @@ void Arena::give_back(Extent extent) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Lease> Arena::holder(std::span<const std::byte> memory) {
+std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto first = reinterpret_cast<std::uintptr_t>(memory_.data());
   if (begin < first || begin - first >= size()) return nullptr;

@@ -36,12 +36,15 @@ class Lease {
 // Thread-safe.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  explicit Arena(std::size_t bytes);  // throws Error, as PinnedBuffer does
+  [[nodiscard]] static std::shared_ptr<Arena> make(std::size_t bytes);  // throws, as PinnedBuffer
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
 
   [[nodiscard]] std::shared_ptr<Lease> try_take(std::size_t bytes);
 
-  // The lease that all of `memory` lies in, or nullptr.
-  [[nodiscard]] std::shared_ptr<Lease> holder(std::span<const std::byte> memory);
+  // The lease that all of `memory` lies in, of whichever arena of the process, or nullptr.
+  [[nodiscard]] static std::shared_ptr<Lease> holder(std::span<const std::byte> memory);
 
   // Counts what was given back; wait_until() returns when it is another than `seen`, or when the
   // deadline passes (false).
@@ -55,7 +58,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   friend class Lease;
+  explicit Arena(std::size_t bytes);
   void give_back(Extent extent);
+  [[nodiscard]] std::shared_ptr<Lease> find(std::span<const std::byte> memory);
 
   const PinnedBuffer memory_;
   mutable std::mutex mutex_;

@@ -51,7 +51,7 @@ Space::Space(SwapOptions options, const Seams& seams)
     : generation_(os::fork_generation()),
       store_(
           Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
-      arena_(std::make_shared<Arena>(options.buffer_bytes)),
+      arena_(Arena::make(options.buffer_bytes)),
       handle_(std::make_unique<Handle>(handle::make_handle(handle_options(options), seams.parts))) {
 }
 
@@ -84,7 +84,7 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory) {
   version->bytes = memory.size();
   version->place = store_->take(memory.size()).or_throw();
   version->memory = memory;
-  version->lease = arena_->holder(memory);
+  version->lease = Arena::holder(memory);
   const std::string name(key);
   std::optional<Prefetched> outdated;
   {
@@ -147,7 +147,7 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
 
 Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
                       std::uint64_t offset) {
-  const std::shared_ptr<Lease> lease = arena_->holder(memory);
+  const std::shared_ptr<Lease> lease = Arena::holder(memory);
   std::span<std::byte> target = memory;
   // Only behind the end of what the lease's user asked for there is nothing of theirs.
   if (lease != nullptr &&

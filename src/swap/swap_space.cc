@@ -10,6 +10,10 @@ namespace tensorferry {
 std::span<std::byte> SwapBuffer::bytes() const noexcept { return lease_->bytes(); }
 std::span<std::byte> SwapView::bytes() const noexcept { return mapping_->bytes(); }
 
+bool in_swap_buffer(std::span<const std::byte> memory) {
+  return swap::Arena::holder(memory) != nullptr;
+}
+
 SwapSpace::SwapSpace(SwapOptions options) : SwapSpace(std::move(options), swap::Seams{}) {}
 SwapSpace::SwapSpace(SwapOptions options, const swap::Seams& seams)
     : space_(std::make_unique<swap::Space>(std::move(options), seams)) {}

@@ -1,0 +1,305 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+
+#include "bindings.h"
+#include "dock.h"
+
+namespace tensorferry::python {
+
+namespace {
+
+using PySwapSpace = DockOf<SwapSpace>;
+using Clock = SwapSpace::Clock;
+
+// Memory of a swap space for NumPy and torch, whose views keep it.
+template <class Memory>
+int get_buffer(PyObject* object, Py_buffer* view, int flags) {
+  const std::span<std::byte> bytes = nb::inst_ptr<Memory>(object)->bytes();
+  return PyBuffer_FillInfo(view, object, bytes.data(), static_cast<Py_ssize_t>(bytes.size()), 0,
+                           flags);
+}
+
+template <class Memory>
+PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer<Memory>)},
+    {0, nullptr},
+};
+
+std::vector<std::string> to_directories(nb::handle given) {
+  const bool one = PyUnicode_Check(given.ptr()) != 0 || PyBytes_Check(given.ptr()) != 0 ||
+                   nb::hasattr(given, "__fspath__");
+  if (one) return {to_path(given)};
+  std::vector<std::string> directories;
+  for (const nb::handle directory : nb::iter(given)) directories.push_back(to_path(directory));
+  return directories;
+}
+
+// Calls `attempt(deadline)` until it brings something, and lets Ctrl-C in between. Without the GIL.
+template <class Attempt>
+auto waiting(std::optional<double> timeout, const Attempt& attempt) {
+  if (timeout && std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
+  constexpr double longest_seconds = 1e9;
+  const double seconds = std::clamp(timeout.value_or(longest_seconds), 0.0, longest_seconds);
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(seconds));
+  for (;;) {
+    constexpr std::chrono::milliseconds signal_interval{50};
+    auto got = attempt(std::min(end, Clock::now() + signal_interval));
+    if (got) return got;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (Clock::now() >= end) {
+      throw Error({.operation = "wait for swap buffers",
+                   .path = {},
+                   .offset = {},
+                   .length = {},
+                   .code = ETIMEDOUT,
+                   .hint = "all of them are in use"});
+    }
+  }
+}
+
+// Our own buffers are kept by the operation, no longer than it needs them; what else it uses is
+// kept until somebody waits.
+PyOperation launch(PySwapSpace& self, Operation operation, std::vector<Buffer> held) {
+  if (in_swap_buffer(held.front().bytes())) held.clear();
+  return self.launch(std::move(operation), std::move(held));
+}
+
+PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
+  std::vector<Buffer> held;
+  held.emplace_back(buffer, Use::take);
+  Operation operation =
+      self.with([&](SwapSpace& space) { return space.put(key, held.front().bytes()); });
+  return launch(self, std::move(operation), std::move(held));
+}
+
+PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb::handle offset) {
+  std::vector<Buffer> held;
+  held.emplace_back(buffer, Use::fill);
+  const std::uint64_t at = to_bytes(offset, "offset");
+  Operation operation =
+      self.with([&](SwapSpace& space) { return space.get(key, held.front().bytes(), at); });
+  return launch(self, std::move(operation), std::move(held));
+}
+
+nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double> timeout) {
+  auto fetched = waiting(timeout, [&](Clock::time_point deadline) {
+    return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
+  });
+  return nb::make_tuple(fetched->buffer, self.launch(fetched->operation));
+}
+
+SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout) {
+  const std::uint64_t wanted = to_bytes(bytes, "bytes");
+  return *waiting(timeout, [&](Clock::time_point deadline) {
+    return self.with([&](SwapSpace& space) { return space.take(wanted, deadline); });
+  });
+}
+
+SwapView view(PySwapSpace& self, nb::handle parts) {
+  std::vector<std::string> keys;
+  std::vector<SwapPart> list;
+  for (const nb::handle item : nb::iter(parts)) {
+    const nb::object row = nb::steal(PySequence_Tuple(item.ptr()));
+    if (!row.is_valid()) throw nb::python_error();
+    if (nb::len(row) != 3) throw invalid("view", "each part must be (key, offset, bytes)");
+    keys.push_back(nb::cast<std::string>(row[0]));
+    list.push_back(
+        {{}, to_bytes(nb::object(row[1]), "offset"), to_bytes(nb::object(row[2]), "bytes")});
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) list[i].key = keys[i];
+  return self.with([&](SwapSpace& space) { return space.view(list); });
+}
+
+nb::dict stats(const PySwapSpace& self) {
+  const SwapStats now = self.with([](SwapSpace& space) { return space.stats(); });
+  nb::dict out;
+  out["tensors"] = now.tensors;
+  out["tensor_bytes"] = now.tensor_bytes;
+  out["file_bytes"] = now.file_bytes;
+  out["read_bytes"] = now.read_bytes;
+  out["written_bytes"] = now.written_bytes;
+  out["forwarded_bytes"] = now.forwarded_bytes;
+  out["prefetched"] = now.prefetched;
+  out["prefetches_in_vain"] = now.prefetches_in_vain;
+  out["waits"] = now.waits;
+  out["buffer_bytes"] = now.buffer_bytes;
+  out["buffer_bytes_used"] = now.buffer_bytes_used;
+  return out;
+}
+
+void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_bytes,
+                const std::string& run, unsigned rank, const std::string& engine,
+                nb::handle block_bytes, nb::handle queue_depth, nb::handle workers) {
+  SwapOptions options;
+  options.directories = to_directories(directories);
+  options.buffer_bytes = to_bytes(buffer_bytes, "buffer_bytes");
+  options.run = run;
+  options.rank = rank;
+  options.handle = handle_options(engine, block_bytes, queue_depth, workers);
+  new (self) PySwapSpace(options);
+  for (const auto& note : self->with([](SwapSpace& space) { return space.notes(); })) {
+    Dock::log(note);
+  }
+}
+
+std::string describe(const PySwapSpace& self) {
+  if (self.closed()) return "<tensorferry.SwapSpace: closed>";
+  const SwapStats now = self.with([](SwapSpace& space) { return space.stats(); });
+  return "<tensorferry.SwapSpace: " + std::to_string(now.tensors) + " tensors, " +
+         std::to_string(now.tensor_bytes) + " bytes, " + std::to_string(now.read_bytes) +
+         " read, " + std::to_string(now.written_bytes) + " written>";
+}
+
+using SpaceClass = nb::class_<PySwapSpace>;
+
+void bind_tensors(SpaceClass& space) {
+  space
+      .def(
+          "put", &put, nb::arg("key"), nb::arg("buffer").none(),
+          nb::sig("def put(self, key: str, buffer: object) -> Operation"),
+          "Starts to write a tensor under a name and returns at once.\n\nLeave the memory as it is "
+          "until the operation is done; until then the tensor is read from it. A tensor that is "
+          "put again is replaced as a whole: readers get old bytes or new ones, and a put that "
+          "fails changes nothing. A full drive is an OSError (ENOSPC) with the bytes needed and "
+          "free.")
+      .def("get", &get, nb::arg("key"), nb::arg("buffer").none(), nb::arg("offset") = 0,
+           nb::sig("def get(self, key: str, buffer: object, offset: int = 0) -> Operation"),
+           "Starts to fill the buffer with a tensor, or with a part of it from `offset` on, and "
+           "returns at once.")
+      .def(
+          "prefetch",
+          [](PySwapSpace& self, const std::string& key) {
+            return self.with([&](SwapSpace& opened) { return opened.prefetch(key); });
+          },
+          nb::arg("key"),
+          "Begins to read a tensor into the buffers, for the next fetch() or get() of it. A hint: "
+          "False where there is no room now, or nothing to be read.")
+      .def("fetch", &fetch, nb::arg("key"), nb::arg("timeout") = nb::none(),
+           nb::sig("def fetch(self, key: str, timeout: float | None = None) -> tuple[SwapBuffer, "
+                   "Operation]"),
+           "A tensor in one of the buffers, and the operation that brings it. Waits for room, not "
+           "for the bytes; TimeoutError if `timeout` seconds pass first.")
+      .def("take", &take, nb::arg("bytes"), nb::arg("timeout") = nb::none(),
+           nb::sig("def take(self, bytes: int, timeout: float | None = None) -> SwapBuffer"),
+           "Room in the buffers, of unknown content, to be filled and put. Waits until there is "
+           "some; TimeoutError if `timeout` seconds pass first.")
+      .def(
+          "drop",
+          [](PySwapSpace& self, const std::string& key) {
+            return self.with([&](SwapSpace& opened) { return opened.drop(key); });
+          },
+          nb::arg("key"), "Forgets a tensor. False if there is none of that name.")
+      .def("view", &view, nb::arg("parts"),
+           nb::sig("def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView"),
+           "Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. "
+           "Offsets, and all sizes but the last, are multiples of 4096.");
+}
+
+void bind_facts(SpaceClass& space) {
+  space
+      .def(
+          "size",
+          [](PySwapSpace& self, const std::string& key) {
+            return self.with([&](SwapSpace& opened) { return opened.size(key); });
+          },
+          nb::arg("key"), "The bytes of a tensor; None if there is none of that name.")
+      .def(
+          "__contains__",
+          [](PySwapSpace& self, const std::string& key) {
+            return self.with([&](SwapSpace& opened) { return opened.size(key).has_value(); });
+          },
+          nb::arg("key"))
+      .def(
+          "reserve",
+          [](PySwapSpace& self, nb::handle bytes) {
+            const std::uint64_t wanted = to_bytes(bytes, "bytes");
+            self.with([&](SwapSpace& opened) { opened.reserve(wanted); });
+          },
+          nb::arg("bytes"), nb::sig("def reserve(self, bytes: int) -> None"),
+          "Takes so much room on the drives ahead of need. OSError (ENOSPC) if it is not there.")
+      .def("stats", &stats, "What it holds and what it has moved.")
+      .def_prop_ro(
+          "directories",
+          [](const PySwapSpace& self) {
+            nb::list paths;
+            for (const auto& path :
+                 self.with([](SwapSpace& opened) { return opened.directories(); })) {
+              paths.append(path_text(path));
+            }
+            return paths;
+          },
+          nb::sig("def directories(self) -> list[str]"), "Its own, one in each of those given.")
+      .def_prop_ro(
+          "notes",
+          [](const PySwapSpace& self) {
+            nb::list notes;
+            for (const auto& note : self.with([](SwapSpace& opened) { return opened.notes(); })) {
+              notes.append(shown(note));
+            }
+            return notes;
+          },
+          nb::sig("def notes(self) -> list[str]"),
+          "What to know: a directory in memory, another live run, leftovers removed.")
+      .def_prop_ro(
+          "engine_reason",
+          [](const PySwapSpace& self) {
+            return self.with([](SwapSpace& opened) { return opened.engine_reason(); });
+          },
+          "Which engine moves the bytes, and why that one.")
+      .def("__repr__", &describe);
+}
+
+}  // namespace
+
+void bind_swap(nb::module_& module) {
+  nb::class_<SwapBuffer>(module, "SwapBuffer", nb::type_slots(memory_slots<SwapBuffer>),
+                         R"(A part of the page-locked buffers of a SwapSpace, in whole pages.
+
+It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
+is free again when all of them are gone and no operation uses it.
+)")
+      .def("__len__", [](const SwapBuffer& self) { return self.bytes().size(); });
+  nb::class_<SwapView>(module, "SwapView", nb::type_slots(memory_slots<SwapView>),
+                       R"(Tensors as they are on the drive, mapped into memory.
+
+It has the buffer protocol. Pages come as they are touched, and leave when memory gets short; what
+is written to it never reaches the drive. It shows what was there when it was made.
+)")
+      .def("__len__", [](const SwapView& self) { return self.bytes().size(); });
+
+  SpaceClass space(module, "SwapSpace",
+                   R"(Where swapped tensors live: by name, on one or several drives.
+
+Files are made in a directory of its own below each of the given ones, and removed at the end.
+Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, page-locked, for
+take(), fetch() and prefetch(): whoever finds no room waits. `run` and `rank` name the directory.
+
+>>> import tensorferry
+>>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
+...     operation = space.put("layer 0", b"weights")   # returns at once
+...     back = bytearray(7)
+...     _ = space.get("layer 0", back).wait()
+...     back.decode()
+'weights'
+)");
+  space.def("__init__", &open_space, nb::arg("directories"), nb::kw_only(),
+            nb::arg("buffer_bytes") = std::size_t{256} << 20, nb::arg("run") = "",
+            nb::arg("rank") = 0, nb::arg("engine") = "auto", nb::arg("block_bytes") = nb::none(),
+            nb::arg("queue_depth") = nb::none(), nb::arg("workers") = nb::none(),
+            nb::sig("def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int "
+                    "= 268435456, run: str = '', rank: int = 0, engine: Literal['auto', "
+                    "'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, "
+                    "queue_depth: int | None = None, workers: int | None = None) -> None"));
+  bind_tensors(space);
+  bind_facts(space);
+  bind_closing(space, "def __enter__(self) -> SwapSpace");
+}
+
+}  // namespace tensorferry::python

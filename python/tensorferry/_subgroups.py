@@ -1,0 +1,201 @@
+"""How an optimizer's parameters are cut into pieces that fit the buffers, and how the states of a
+piece lie in one record on the drive."""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+from ._core import SwapSpace
+
+PAGE = 4096
+
+# Parameters are cut at multiples of this: whole pages for any dtype, and whole vectors, so that
+# torch's kernels compute the same bits as over the whole parameter.
+CUT = 4096
+
+
+def page_up(count):
+    return -(-count // PAGE) * PAGE
+
+
+def open_space(nvme_path, buffer_bytes, **handle_options):
+    """A swap space in a directory of this run and rank."""
+    environment = os.environ
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
+    if run in ("", "none") and "MASTER_PORT" in environment:
+        run = f"{environment.get('MASTER_ADDR', '')}-{environment['MASTER_PORT']}"
+    rank = environment.get("RANK", "0")
+    return SwapSpace(
+        nvme_path,
+        buffer_bytes=buffer_bytes,
+        run=run,
+        rank=int(rank) if rank.isdecimal() else 0,
+        **handle_options,
+    )
+
+
+def local(tensor):
+    """The part of a distributed tensor that this rank has; any other tensor as it is."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def is_dense(tensor):
+    """Whether its elements fill a stretch of memory, in whichever order."""
+    order = sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), tensor.size(i)), reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def flat(tensor):
+    """The elements of a dense tensor in the order of its memory, without a copy."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def flat_like(tensor, model):
+    """The elements of a tensor in the order of the memory of another one of its shape."""
+    if tensor.stride() != model.stride() or not is_dense(tensor):
+        tensor = torch.empty_strided(
+            model.size(), model.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor)
+    return flat(tensor)
+
+
+@dataclass(eq=False)
+class Slot:
+    """Where one state tensor of a shard lies in its record."""
+
+    shard: "Shard"
+    name: str
+    offset: int
+    shape: tuple
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self):
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+    def of(self, memory):
+        return memory[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(eq=False)
+class Shard:
+    """Elements of a parameter: those from `begin` to `end` in the order of its memory, or, where
+    the optimizer needs its shape, all of it."""
+
+    param: torch.Tensor
+    group: dict
+    begin: int
+    end: int
+    whole: bool
+    master: bool  # is a copy in fp32 what the optimizer steps?
+    small: dict = field(default_factory=dict)  # states that stay in memory: step counts and such
+
+    @property
+    def shape(self):
+        return tuple(local(self.param).shape) if self.whole else (self.end - self.begin,)
+
+    @property
+    def dtype(self):
+        return torch.float32 if self.master else self.param.dtype
+
+    @property
+    def numel(self):
+        return self.end - self.begin
+
+    def values(self):
+        """The elements themselves, where they are in memory."""
+        return self.cut_like(self.param)
+
+    def cut_like(self, tensor):
+        """This part of a tensor of the parameter's shape whose memory may be in another order."""
+        tensor = local(tensor)
+        if self.whole:
+            return tensor
+        return flat_like(tensor, local(self.param))[self.begin : self.end]
+
+    def shaped(self, elements):
+        """Elements in the order of the parameter's memory, in the shape that is stepped."""
+        if not self.whole:
+            return elements
+        model = local(self.param)
+        return elements.as_strided(model.size(), model.stride())
+
+
+class SubGroup:
+    """Shards that are stepped together. Their states are one record on the drive."""
+
+    def __init__(self, number):
+        self.key = f"states/{number}"
+        self.shards = []
+        self.slots = []  # none: it has no states yet
+        self.spare_bytes = 0  # what a first record may need
+
+    @property
+    def record_bytes(self):
+        last = self.slots[-1] if self.slots else None
+        return page_up(last.offset + last.nbytes) if last else 0
+
+    def lay_out(self, states):
+        """Slots for the states of each shard: {shard: {name: tensor}}."""
+        slots = []
+        offset = 0
+        for shard in self.shards:
+            for name, tensor in states.get(shard, {}).items():
+                slot = Slot(shard, name, offset, tuple(tensor.shape), tensor.dtype)
+                slots.append(slot)
+                offset += page_up(slot.nbytes)
+        return slots
+
+    def slots_of(self, shard):
+        return [slot for slot in self.slots if slot.shard is shard]
+
+
+class Plan:
+    """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
+
+    def __init__(self, buffer_bytes, element_bytes, whole):
+        self.buffer_bytes = buffer_bytes
+        self.element_bytes = element_bytes  # (param) -> (bytes of states, bytes in the buffers)
+        self.whole = whole
+        self.largest = 0  # bytes of the largest sub-group
+        self.groups = []
+        self._filled = 0
+
+    def add(self, group, param, master, chunks=None):
+        """Adds a parameter; `chunks` are cuts that are given: [(begin, end)]."""
+        values = local(param)
+        if not is_dense(values):
+            raise ValueError(
+                f"a parameter of shape {tuple(param.shape)} and strides {values.stride()} is not "
+                "dense: make it contiguous"
+            )
+        count = values.numel()
+        if count == 0:
+            return []
+        state_bytes, bytes_each = self.element_bytes(param)
+        if self.whole:
+            cuts = [(0, count)]
+        elif chunks is not None:
+            cuts = chunks
+        else:
+            most = max(self.buffer_bytes // bytes_each // CUT, 1) * CUT
+            cuts = [(at, min(at + most, count)) for at in range(0, count, most)]
+        shards = []
+        for begin, end in cuts:
+            shard = Shard(param, group, begin, end, self.whole, master)
+            pages = 5 * PAGE  # each of its tensors is rounded up
+            nbytes = (end - begin) * bytes_each + pages
+            if not self.groups or self._filled + nbytes > self.buffer_bytes:
+                self.groups.append(SubGroup(len(self.groups)))
+                self._filled = 0
+            self.groups[-1].shards.append(shard)
+            self.groups[-1].spare_bytes += (end - begin) * state_bytes + pages
+            self._filled += nbytes
+            self.largest = max(self.largest, self._filled)
+            shards.append(shard)
+        return shards
