@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "bench/interrupt.h"
+#include "bench/page_cache.h"
 #include "bench/scratch.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
@@ -322,13 +323,6 @@ class Verification {
 };
 
 }  // namespace
-
-void drop_from_page_cache(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return;
-  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  close(fd);
-}
 
 VerifyResult verify(const VerifyPlan& plan, const ShowVerifyProgress& show) {
   VerifyPlan whole = plan;
