@@ -60,6 +60,15 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
   fill(bytes_, seed);
 }
 
+std::optional<Error> try_engine(EngineKind engine) {
+  try {
+    const Handle handle({.engine = engine});
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
 Operation start(Handle& handle, Direction direction, std::span<std::byte> memory, const File& file,
                 std::uint64_t offset) {
   return direction == Direction::read ? handle.read(memory, file, offset)
