@@ -10,6 +10,7 @@
 #include "bench/tune.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "cli/table.h"
 #include "tensorferry/device.h"
 #include "tensorferry/error.h"
 
@@ -51,7 +52,7 @@ std::string figure_of(const Candidate& candidate, Objective objective) {
   if (objective == Objective::latency) {
     return fmt::format("{:.1f} us per 1 MiB read", candidate.figure() * 1e6);
   }
-  return fmt::format("{:.2f} GB/s", candidate.figure() / 1e9);
+  return number_text(candidate.figure() / 1e9, 2) + " GB/s";
 }
 
 std::string round_text(const bench::Round& round, std::size_t number, Objective objective) {
