@@ -1,7 +1,9 @@
 // `tensorferry tune`: finds settings, says them as DeepSpeed reads them, and keeps them.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "bench/interrupt.h"
 #include "bench/results.h"
@@ -120,6 +122,15 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place
       });
 }
 
+// Also by a link, and also where there is none yet.
+bool same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::equivalent(one, other, error)) return true;
+  const fs::path plain = fs::weakly_canonical(fs::absolute(one), error);
+  return !error && plain == fs::weakly_canonical(fs::absolute(other), error);
+}
+
 int run(const Options& options) {
   bench::catch_interrupts();
   const bench::Scratch scratch(options.directory, bench::tune_bytes);
@@ -200,6 +211,12 @@ Command add_tune(CLI::App& program) {
   app->add_flag("--no-profile", options->no_profile, "do not keep the settings for the drive");
   app->add_option("--json", options->json, "write the results, the way to them included")
       ->type_name("FILE");
+  app->final_callback([options] {
+    if (!options->json.empty() && !options->config.empty() &&
+        same_file(options->json, options->config)) {
+      throw CLI::ValidationError("--json", "names the same file as --write-config");
+    }
+  });
   return {app, [options] { return run(*options); }};
 }
 
