@@ -177,7 +177,7 @@ int run(const Options& options) {
       for (const Direction direction : {Direction::write, Direction::read}) {
         all.push_back(measure(file, direction, size, latency.iterations));
         print_series(all.back());
-        results["series"].push_back(to_json(all.back()));
+        if (!options.json.empty()) results["series"].push_back(to_json(all.back()));
       }
     }
     complete = true;
