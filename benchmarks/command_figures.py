@@ -27,7 +27,7 @@ from pairs import Target, figure
 from progress import Progress
 
 FERRY = ROOT / "build/release/bin/tensorferry"
-COUNTED = (100, 600)
+COUNTED = (300, 800)  # more than 256: with fewer the file of bench would grow with the count
 TIMED = 4000
 POINT_BYTES = 256 << 20
 FINALISTS = 3

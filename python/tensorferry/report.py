@@ -325,7 +325,7 @@ def main(argv=None):
         print(f"tensorferry report: {arguments.output}: {error.strerror}; name another place with "
               "-o", file=sys.stderr)
         return 1
-    print(f"{arguments.output}: {plural(len(runs), 'run')}")
+    print(f"Report: {arguments.output} ({plural(len(runs), 'run')})")
     return 0
 
 

@@ -20,6 +20,7 @@
 #include "bench/place.h"
 #include "bench/scratch.h"
 #include "bench/sizes.h"
+#include "bench/workload.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
 
@@ -29,15 +30,6 @@ namespace {
 
 constexpr std::size_t trial_buffer_bytes = 64 * MiB;
 constexpr std::size_t trial_file_bytes = 64 * KiB;
-
-std::optional<Error> try_engine(EngineKind engine) {
-  try {
-    const Handle handle({.engine = engine});
-    return {};
-  } catch (const Error& error) {
-    return error;
-  }
-}
 
 std::vector<Finding> check_memory(const SystemTree& tree) {
   rlimit limit{};

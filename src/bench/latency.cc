@@ -1,15 +1,12 @@
 #include "bench/latency.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
-#include <system_error>
 
 #include "bench/interrupt.h"
+#include "bench/page_cache.h"
 #include "bench/results.h"
 #include "bench/sizes.h"
 #include "bench/statistics.h"
@@ -24,26 +21,6 @@ namespace {
 constexpr std::uint64_t spread_bytes = 256 * MiB;
 constexpr unsigned warm_up_operations = 2;
 constexpr auto watch_interval = std::chrono::milliseconds(100);
-
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ >= 0) return;
-    throw Error({.operation = "open",
-                 .path = path,
-                 .offset = {},
-                 .length = {},
-                 .code = errno,
-                 .hint = "the file of the benchmark has gone"});
-  }
-  ~Descriptor() { close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const noexcept { return fd_; }
-
- private:
-  int fd_;
-};
 
 }  // namespace
 
@@ -115,25 +92,6 @@ void LatencyFile::warm_up(Direction direction) {
   }
 }
 
-std::uint64_t LatencyFile::resident_pages() const {
-  const std::uint64_t bytes = std::max<std::uint64_t>(file_bytes(options_, bytes_), 1);
-  const Descriptor descriptor(path_);
-  void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor.get(), 0);
-  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  std::vector<unsigned char> pages((bytes + page_bytes - 1) / page_bytes);
-  const bool known = mincore(mapped, bytes, pages.data()) == 0;
-  munmap(mapped, bytes);
-  if (!known) throw std::system_error(errno, std::generic_category(), "mincore");
-  return static_cast<std::uint64_t>(
-      std::ranges::count_if(pages, [](unsigned char page) { return (page & 1U) != 0; }));
-}
-
-void LatencyFile::drop_pages() const {
-  const Descriptor descriptor(path_);
-  fdatasync(descriptor.get());
-  posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
-}
-
 ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> device_before,
                              std::uint64_t resident_before) const {
   ColdProof proof{.bytes = bytes,
@@ -166,8 +124,9 @@ ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> d
 Series LatencyFile::measure(Direction direction, const Watch& watch) {
   const bool buffered_read = direction == Direction::read && !file_.direct();
   warm_up(direction);
-  drop_pages();
-  const std::uint64_t resident_before = resident_pages();
+  finish(handle_.sync(file_));  // only what is durable can be dropped
+  drop_from_page_cache(path_);
+  const std::uint64_t resident_before = resident_pages(path_);
   const auto device_before = bytes_read_by(place_.device);
 
   Series series;
@@ -182,8 +141,8 @@ Series LatencyFile::measure(Direction direction, const Watch& watch) {
   for (unsigned i = 0; i < options_.iterations; ++i) {
     // Through the page cache a second round would be warm.
     if (buffered_read && i > 0 && offset_of(i) == 0) {
-      drop_pages();
-      resident_most = std::max(resident_most, resident_pages());
+      drop_from_page_cache(path_);
+      resident_most = std::max(resident_most, resident_pages(path_));
     }
     const auto begin = Clock::now();
     const Operation operation = start(handle_, direction, memory_.bytes(), file_, offset_of(i));

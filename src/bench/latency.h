@@ -76,8 +76,6 @@ class LatencyFile {
  private:
   void warm_up(Direction direction);
   [[nodiscard]] std::uint64_t offset_of(unsigned iteration) const;
-  [[nodiscard]] std::uint64_t resident_pages() const;
-  void drop_pages() const;
   [[nodiscard]] ColdProof prove(std::uint64_t bytes, std::optional<std::uint64_t> device_before,
                                 std::uint64_t resident_before) const;
 

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "bench/interrupt.h"
 
@@ -84,6 +87,15 @@ int run_process(const std::vector<std::string>& words, const std::string& output
   const int status = wait_for(child);
   check_interrupt();
   return WIFEXITED(status) ? WEXITSTATUS(status) : exit_by_signal + WTERMSIG(status);
+}
+
+void end_with_parent() {
+  const pid_t parent = getppid();
+  std::error_code error;
+  const std::string program = "/proc/" + std::to_string(parent) + "/exe";
+  if (!std::filesystem::equivalent(program, "/proc/self/exe", error)) return;
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) raise(SIGTERM);  // it has ended meanwhile
 }
 
 std::string shell_line(const std::vector<std::string>& words) {

@@ -12,6 +12,10 @@ namespace tensorferry::bench {
 [[nodiscard]] int run_process(const std::vector<std::string>& words,
                               const std::string& output = "/dev/null");
 
+// In a process that this program started itself by run_process: ask for SIGTERM when that one ends,
+// however it does. Anywhere else it does nothing.
+void end_with_parent();
+
 // The words as a line for a shell.
 [[nodiscard]] std::string shell_line(const std::vector<std::string>& words);
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bench/interrupt.h"
+#include "bench/page_cache.h"
 #include "bench/verify.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"

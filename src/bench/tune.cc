@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -199,16 +200,8 @@ double Candidate::figure() const { return figures.empty() ? 0 : median_of(figure
 
 std::vector<EngineKind> working_engines() {
   std::vector<EngineKind> working;
-  for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio, EngineKind::threads}) {
-    try {
-      HandleOptions options;
-      options.engine = kind;
-      const Handle handle(options);
-      working.push_back(kind);
-    } catch (const Error&) {
-      continue;  // `tensorferry doctor` tells why
-    }
-  }
+  std::ranges::copy_if(all_engines, std::back_inserter(working),
+                       [](EngineKind engine) { return !try_engine(engine).has_value(); });
   return working;
 }
 

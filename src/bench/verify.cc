@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "bench/interrupt.h"
+#include "bench/page_cache.h"
 #include "bench/scratch.h"
+#include "bench/workload.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
 
@@ -22,19 +24,16 @@ namespace tensorferry::bench {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::size_t window_bytes = 8 * MiB;  // what is in memory at a time
 constexpr std::byte never_read{0xDB};          // what a read must replace
 
-enum class Memory : std::uint8_t { pinned, pageable };
 enum class Calls : std::uint8_t { one_each, many };
 
 // How a file is cut into transfers, and where in memory they lie.
 struct Cut {
   std::span<const std::size_t> lengths;  // in turns
   std::size_t memory_shift = 0;          // from the beginning of a page
-  Memory memory = Memory::pinned;
+  MemoryKind memory = MemoryKind::pinned;
   Calls calls = Calls::one_each;
 };
 
@@ -46,12 +45,15 @@ constexpr std::array<std::size_t, 1> three_pages{12 * KiB};
 constexpr std::array<std::size_t, 7> odd{12 * KiB + 1, 4095, 511, 64 * KiB + 7, 1, 100'003, 513};
 
 constexpr std::array cuts{
-    Cut{.lengths = large, .memory = Memory::pinned, .calls = Calls::one_each},
-    Cut{.lengths = odd, .memory_shift = 1, .memory = Memory::pageable, .calls = Calls::one_each},
-    Cut{.lengths = medium, .memory = Memory::pageable, .calls = Calls::many},
-    Cut{.lengths = pages, .memory = Memory::pinned, .calls = Calls::many},
-    Cut{.lengths = odd, .memory_shift = 513, .memory = Memory::pinned, .calls = Calls::many},
-    Cut{.lengths = three_pages, .memory = Memory::pageable, .calls = Calls::one_each},
+    Cut{.lengths = large, .memory = MemoryKind::pinned, .calls = Calls::one_each},
+    Cut{.lengths = odd,
+        .memory_shift = 1,
+        .memory = MemoryKind::pageable,
+        .calls = Calls::one_each},
+    Cut{.lengths = medium, .memory = MemoryKind::pageable, .calls = Calls::many},
+    Cut{.lengths = pages, .memory = MemoryKind::pinned, .calls = Calls::many},
+    Cut{.lengths = odd, .memory_shift = 513, .memory = MemoryKind::pinned, .calls = Calls::many},
+    Cut{.lengths = three_pages, .memory = MemoryKind::pageable, .calls = Calls::one_each},
 };
 
 struct Piece {
@@ -96,7 +98,8 @@ void move_pieces(std::vector<Piece> pieces, Calls calls, std::mt19937_64& random
 class Window {
  public:
   [[nodiscard]] std::span<std::byte> bytes(const Cut& cut, std::size_t count) {
-    const std::span<std::byte> all = cut.memory == Memory::pinned ? pinned_.bytes() : pageable();
+    const std::span<std::byte> all =
+        cut.memory == MemoryKind::pinned ? pinned_.bytes() : pageable();
     return all.subspan(cut.memory_shift, count);
   }
 
@@ -163,7 +166,7 @@ class Verification {
 
  private:
   void open_engines() {
-    for (const EngineKind kind : {EngineKind::io_uring, EngineKind::libaio, EngineKind::threads}) {
+    for (const EngineKind kind : all_engines) {
       if (plan_.engine != EngineKind::automatic && plan_.engine != kind) continue;
       try {
         engines_.push_back({kind, Handle({.engine = kind})});
@@ -322,13 +325,6 @@ class Verification {
 };
 
 }  // namespace
-
-void drop_from_page_cache(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return;
-  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  close(fd);
-}
 
 VerifyResult verify(const VerifyPlan& plan, const ShowVerifyProgress& show) {
   VerifyPlan whole = plan;

@@ -82,8 +82,4 @@ struct FileCheck {
 // Interrupted.
 [[nodiscard]] FileCheck check_file(const std::string& path, const ShowVerifyProgress& show);
 
-// Asks the kernel to forget what it has of a file, so that reads come from the drive also where
-// they are not direct. What is not durable yet stays.
-void drop_from_page_cache(const std::string& path);
-
 }  // namespace tensorferry::bench

@@ -1,9 +1,8 @@
 #include "bench/workload.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <random>
 
 #include "bench/interrupt.h"
@@ -28,14 +27,7 @@ void fill(std::span<std::byte> bytes, std::uint64_t seed) {
 
 }  // namespace
 
-double process_cpu_seconds() {
-  rusage used{};
-  getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-  };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
-}
+double process_cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 std::string_view to_string(Direction direction) noexcept {
   return direction == Direction::read ? "read" : "write";
@@ -58,6 +50,15 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
     bytes_ = std::span(pageable_).subspan(skip, bytes);
   }
   fill(bytes_, seed);
+}
+
+std::optional<Error> try_engine(EngineKind engine) {
+  try {
+    const Handle handle({.engine = engine});
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
 }
 
 Operation start(Handle& handle, Direction direction, std::span<std::byte> memory, const File& file,

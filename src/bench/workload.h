@@ -1,6 +1,7 @@
 // What every measurement is made of: memory with data in it, files with data in them, clocks.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tensorferry/error.h"
 #include "tensorferry/file.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
@@ -49,6 +51,13 @@ class Memory {
   std::vector<std::byte> pageable_;
   std::span<std::byte> bytes_;
 };
+
+// Every engine, the one that `auto` tries first in front.
+inline constexpr std::array all_engines{EngineKind::io_uring, EngineKind::libaio,
+                                        EngineKind::threads};
+
+// Why an engine cannot be had here; nothing where it works.
+[[nodiscard]] std::optional<Error> try_engine(EngineKind engine);
 
 // Called now and then with the bytes moved so far.
 using Watch = std::function<void(std::uint64_t bytes)>;

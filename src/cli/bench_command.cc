@@ -98,10 +98,12 @@ void print_summary(const std::vector<Series>& all) {
   for (const Series& series : all) {
     const bench::Summary& latency = series.latency_seconds;
     const bench::Summary& bandwidth = series.mb_per_second;
+    const int decimals = decimals_for(bandwidth.mean, 0);
     rows.push_back(
         {bench::size_text(series.bytes), std::string(to_string(series.direction)),
-         fmt::format("{:.0f}", bandwidth.mean),
-         bandwidth.ci95 ? fmt::format("±{:.0f}", bandwidth.ci95->high - bandwidth.mean) : "",
+         fmt::format("{:.{}f}", bandwidth.mean, decimals),
+         bandwidth.ci95 ? fmt::format("±{:.{}f}", bandwidth.ci95->high - bandwidth.mean, decimals)
+                        : "",
          fmt::format("{:.3f}", latency.p50 * 1e3), fmt::format("{:.3f}", latency.p90 * 1e3),
          fmt::format("{:.3f}", latency.p99 * 1e3),
          fmt::format("{:.4f}", series.cpu_seconds_per_gb())});
@@ -126,7 +128,7 @@ Series measure(bench::LatencyFile& file, Direction direction, std::uint64_t byte
   return file.measure(direction, [&](std::uint64_t moved) {
     const double seconds = bench::seconds_between(begin, bench::Clock::now());
     progress.show(moved / bytes,
-                  fmt::format("{:.2f} GB/s", static_cast<double>(moved) / 1e9 / seconds));
+                  number_text(static_cast<double>(moved) / 1e9 / seconds, 2) + " GB/s");
   });
 }
 
@@ -175,7 +177,7 @@ int run(const Options& options) {
       for (const Direction direction : {Direction::write, Direction::read}) {
         all.push_back(measure(file, direction, size, latency.iterations));
         print_series(all.back());
-        results["series"].push_back(to_json(all.back()));
+        if (!options.json.empty()) results["series"].push_back(to_json(all.back()));
       }
     }
     complete = true;

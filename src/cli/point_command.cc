@@ -6,6 +6,7 @@
 
 #include "bench/interrupt.h"
 #include "bench/point.h"
+#include "bench/process.h"
 #include "bench/results.h"
 #include "bench/sizes.h"
 #include "cli/commands.h"
@@ -61,6 +62,7 @@ int run(const Options& options) {
   print_configuration(options, direction, path);
   std::fflush(stdout);
   bench::catch_interrupts();
+  bench::end_with_parent();  // which is the sweep
   const bench::PointResult result =
       bench::run_point(options.point, direction, path, options.io_bytes, options.loops);
   fmt::print("  engine = {} ({}), {}\n", result.engine, result.engine_reason,

@@ -227,7 +227,7 @@ class Sweep {
 
   [[nodiscard]] static std::string note_of(const Json& point) {
     if (!point.contains("gb_per_second")) return "failed";
-    return fmt::format("{:.2f} GB/s", point.at("gb_per_second").get<double>());
+    return number_text(point.at("gb_per_second").get<double>(), 2) + " GB/s";
   }
 
   // A point that fails, even before it is begun, does not keep the others from being measured.
@@ -307,7 +307,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < std::min(rows_max, best.size()); ++i) {
     const Json& point = best[i];
-    rows.push_back({fmt::format("{:.3f}", point.at("gb_per_second").get<double>()),
+    rows.push_back({number_text(point.at("gb_per_second").get<double>(), 3),
                     bench::size_text(point.at("block_bytes").get<std::uint64_t>()),
                     point.at("queue_depth").dump(), point.at("workers").dump(),
                     point.at("overlap").get<std::string>(), point.at("submit").get<std::string>()});

@@ -1,6 +1,9 @@
 #include "cli/table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 
 namespace tensorferry::cli {
 
@@ -41,6 +44,16 @@ std::string table(const std::vector<Column>& columns,
     text += line([&](std::size_t i) -> const std::string& { return row[i]; });
   }
   return text;
+}
+
+int decimals_for(double value, int least) noexcept {
+  constexpr int most = 9;
+  if (!std::isnormal(value)) return least;
+  return std::clamp(2 - static_cast<int>(std::floor(std::log10(std::abs(value)))), least, most);
+}
+
+std::string number_text(double value, int decimals_least) {
+  return fmt::format("{:.{}f}", value, decimals_for(value, decimals_least));
 }
 
 }  // namespace tensorferry::cli

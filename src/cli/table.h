@@ -1,6 +1,7 @@
-// A table of text with aligned columns.
+// A table of text with aligned columns, and the numbers in it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,5 +17,11 @@ struct Column {
 // The head, a rule and the rows, one line each. Widths count characters, not bytes.
 [[nodiscard]] std::string table(const std::vector<Column>& columns,
                                 const std::vector<std::vector<std::string>>& rows);
+
+// How many decimals show three digits of a number: at least so many, more where it is small.
+[[nodiscard]] int decimals_for(double value, int least) noexcept;
+
+// The number with as many.
+[[nodiscard]] std::string number_text(double value, int decimals_least);
 
 }  // namespace tensorferry::cli

@@ -1,7 +1,9 @@
 // `tensorferry tune`: finds settings, says them as DeepSpeed reads them, and keeps them.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "bench/interrupt.h"
 #include "bench/results.h"
@@ -10,6 +12,7 @@
 #include "bench/tune.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "cli/table.h"
 #include "tensorferry/device.h"
 #include "tensorferry/error.h"
 
@@ -51,7 +54,7 @@ std::string figure_of(const Candidate& candidate, Objective objective) {
   if (objective == Objective::latency) {
     return fmt::format("{:.1f} us per 1 MiB read", candidate.figure() * 1e6);
   }
-  return fmt::format("{:.2f} GB/s", candidate.figure() / 1e9);
+  return number_text(candidate.figure() / 1e9, 2) + " GB/s";
 }
 
 std::string round_text(const bench::Round& round, std::size_t number, Objective objective) {
@@ -117,6 +120,15 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place
         results["rounds"].push_back(to_json(round, options.objective));
         progress.say(round_text(round, results["rounds"].size(), options.objective));
       });
+}
+
+// Also by a link, and also where there is none yet.
+bool same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::equivalent(one, other, error)) return true;
+  const fs::path plain = fs::weakly_canonical(fs::absolute(one), error);
+  return !error && plain == fs::weakly_canonical(fs::absolute(other), error);
 }
 
 int run(const Options& options) {
@@ -199,6 +211,12 @@ Command add_tune(CLI::App& program) {
   app->add_flag("--no-profile", options->no_profile, "do not keep the settings for the drive");
   app->add_option("--json", options->json, "write the results, the way to them included")
       ->type_name("FILE");
+  app->final_callback([options] {
+    if (!options->json.empty() && !options->config.empty() &&
+        same_file(options->json, options->config)) {
+      throw CLI::ValidationError("--json", "names the same file as --write-config");
+    }
+  });
   return {app, [options] { return run(*options); }};
 }
 

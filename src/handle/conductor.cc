@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "base/alignment.h"
 #include "handle/trace.h"
-#include "tensorferry/copy.h"
 
 namespace tensorferry::handle {
 
@@ -21,12 +21,6 @@ constexpr unsigned workers_max = 256;
 constexpr unsigned auto_queue_depth_min = 8;
 constexpr unsigned auto_workers_max = 4;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
-
-// A transfer of up to this size is made by the calling thread, unless the user chose a block size:
-// then of up to one block.
-constexpr std::uint64_t inline_bytes_max = MiB;
-// Room for the alignment at both ends.
-constexpr std::size_t inline_slot_bytes = inline_bytes_max + 128 * KiB;
 
 // How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, and
 // to inline callers.
@@ -69,26 +63,15 @@ Status check_options(const HandleOptions& options) {
   return Nothing{};
 }
 
-const char* verb_of(Direction direction) { return direction == Direction::read ? "read" : "write"; }
-
-// What the length of a request is a multiple of.
-std::size_t unit_of(const files::OpenFile& file) {
-  return std::max({page_bytes, file.offset_alignment(), file.memory_alignment()});
-}
-
-FileRules rules_of(const files::OpenFile& file) {
-  return {.direct = file.direct(),
-          .memory_alignment = file.memory_alignment(),
-          .offset_alignment = file.offset_alignment()};
-}
-
 }  // namespace
 
 Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
     : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
-      generation_(os::fork_generation()) {}
+      generation_(os::fork_generation()),
+      inline_mover_(system, ledger_, options.block_bytes,
+                    options.slot_bytes / slot_shares * inline_shares) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -402,13 +385,13 @@ Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::Ope
   return Nothing{};
 }
 
-// --- Inline operations -----------------------------------------------------------------------
-
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
-  if (fits_inline(part)) {
+  if (inline_mover_.fits(part.bytes)) {
     if (Status checked = check_generation(); !checked.ok()) return checked;
     if (Status checked = check(direction, part); !checked.ok()) return checked;
-    if (std::optional<Status> done = try_inline(direction, part, durability)) return *done;
+    if (std::optional<Status> done = inline_mover_.try_transfer(direction, part, durability)) {
+      return *done;
+    }
   }
   Result<Operation> operation = transfer(direction, {&part, 1}, durability);
   if (!operation.ok()) return operation.error();
@@ -418,135 +401,6 @@ Status Conductor::transfer_now(Direction direction, Part part, Durability durabi
     return error;
   }
   return Nothing{};
-}
-
-bool Conductor::fits_inline(const Part& part) const noexcept {
-  return part.bytes <= (options_.block_bytes > 0 ? options_.block_bytes : inline_bytes_max);
-}
-
-// Nothing where a slot is needed and none is free.
-std::optional<Status> Conductor::try_inline(Direction direction, const Part& part,
-                                            Durability durability) {
-  const auto begin = Operation::Clock::now();
-  files::OpenFile& file = *part.file;
-  const Piece piece{part.memory, part.bytes, 0};
-  const std::size_t unit = unit_of(file);
-  const Plan plan(direction, part.offset, {&piece, 1}, rules_of(file),
-                  {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
-                   .slot_block_bytes = align_down(inline_slot_bytes, unit)});
-  std::shared_ptr<memory::Region> slot;
-  if (plan.needs_slots()) {
-    if (part.bytes > inline_bytes_max) return std::nullopt;
-    slot = take_inline_slot();
-    if (slot == nullptr) return std::nullopt;
-  }
-  const std::uint64_t id = Trace::active() != nullptr ? next_operation_id() : 0;
-  Status status = Nothing{};
-  for (std::uint64_t i = 0; i < plan.block_count() && status.ok(); ++i) {
-    status = move_inline(direction, part, plan, plan.block(i), slot ? slot->data() : nullptr, id);
-  }
-  if (slot != nullptr) {
-    const std::lock_guard lock(mutex_);
-    inline_slots_.push_back(std::move(slot));
-  }
-  if (status.ok()) status = sync_inline(file, durability);
-
-  const auto end = Operation::Clock::now();
-  Ledger::add(ledger_->operations);
-  Ledger::add(ledger_->inline_operations);
-  if (status.ok()) {
-    Ledger::add(direction == Direction::read ? ledger_->read_bytes : ledger_->written_bytes,
-                part.bytes);
-  } else {
-    Ledger::add(ledger_->failed_operations);
-  }
-  ledger_->latency_ns.record(static_cast<std::uint64_t>((end - begin).count()));
-  if (Trace* trace = Trace::active()) {
-    trace->operation(verb_of(direction), id, file.path(), status.ok() ? part.bytes : 0, begin, end,
-                     status.ok() ? "" : status.error().what());
-  }
-  return status;
-}
-
-Status Conductor::move_inline(Direction direction, const Part& part, const Plan& plan,
-                              const Block& block, std::byte* slot, std::uint64_t id) {
-  files::OpenFile& file = *part.file;
-  int fd = file.direct_fd();
-  if (block.descriptor == Descriptor::buffered) {
-    Result<int> buffered = file.buffered_fd();
-    if (!buffered.ok()) return buffered.error();
-    fd = buffered.value();
-  }
-  const bool bounced = block.memory == nullptr;
-  std::byte* memory = bounced ? slot : block.memory;
-  // Inline there is one piece of memory, so one stretch per block.
-  std::byte* users = part.memory + (block.wanted_offset - plan.offset());
-  if (bounced) Ledger::add(ledger_->bounced_bytes, block.wanted_bytes);
-  if (bounced && direction == Direction::write) {
-    copy({memory, block.wanted_bytes}, {users, block.wanted_bytes});
-  }
-  Attempt attempt =
-      first_attempt(direction, block, static_cast<std::uint32_t>(file.offset_alignment()));
-  for (;;) {
-    const std::uint64_t offset = block.offset + attempt.done;
-    const std::size_t bytes = attempt.bytes - attempt.done;
-    const auto begin = Operation::Clock::now();
-    const ssize_t result = direction == Direction::read
-                               ? system_.pread(fd, memory + attempt.done, bytes, offset)
-                               : system_.pwrite(fd, memory + attempt.done, bytes, offset);
-    Ledger::add(ledger_->requests);
-    if (Trace* trace = Trace::active()) {
-      trace->request(verb_of(direction), id, offset, static_cast<std::uint32_t>(bytes),
-                     static_cast<std::int32_t>(result), begin, Operation::Clock::now());
-    }
-    const Judgement judgement =
-        judge_block(attempt, block, file, static_cast<std::int32_t>(result));
-    if (judgement.verdict == Verdict::done) break;
-    if (judgement.verdict == Verdict::ended || judgement.verdict == Verdict::fail) {
-      return transfer_error(attempt, block, file, judgement.code);
-    }
-    Ledger::add(result > 0 ? ledger_->short_transfers : ledger_->retries);
-    std::this_thread::sleep_for(retry_delay(attempt.fruitless));
-  }
-  if (bounced && direction == Direction::read) {
-    copy({users, block.wanted_bytes},
-         {memory + (block.wanted_offset - block.offset), block.wanted_bytes});
-  }
-  return Nothing{};
-}
-
-Status Conductor::sync_inline(files::OpenFile& file, Durability durability) {
-  if (durability == Durability::none) return Nothing{};
-  if (durability == Durability::data) {
-    const int synced = system_.fdatasync(file.main_fd());
-    if (synced < 0) return sync_error(RequestKind::sync_data, file, -synced);
-    return Nothing{};
-  }
-  Result<int> directory = file.directory_fd();
-  if (!directory.ok()) return directory.error();
-  for (const int fd : {file.main_fd(), directory.value()}) {
-    if (fd < 0) continue;
-    const int synced = system_.fsync(fd);
-    if (synced < 0) return sync_error(RequestKind::sync_full, file, -synced);
-  }
-  return Nothing{};
-}
-
-std::shared_ptr<memory::Region> Conductor::take_inline_slot() {
-  const std::lock_guard lock(mutex_);
-  if (!inline_slots_.empty()) {
-    auto slot = std::move(inline_slots_.back());
-    inline_slots_.pop_back();
-    return slot;
-  }
-  const std::size_t budget = options_.slot_bytes / slot_shares * inline_shares;
-  if ((inline_slot_count_ + 1) * inline_slot_bytes > budget) return nullptr;
-  auto region = memory::Region::create(inline_slot_bytes, system_);
-  if (!region.ok()) return nullptr;
-  const std::string& reason = region.value()->lock_reason();
-  if (!reason.empty()) ledger_->note_fallback(reason);
-  ++inline_slot_count_;
-  return std::move(region.value());
 }
 
 // --- Statistics ------------------------------------------------------------------------------

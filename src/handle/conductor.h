@@ -2,22 +2,20 @@
 // Behind every Handle stands one Conductor.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "base/result.h"
 #include "files/open_file.h"
 #include "handle/crew.h"
+#include "handle/inline_mover.h"
 #include "handle/ledger.h"
+#include "handle/part.h"
 #include "handle/plan.h"
-#include "handle/retry.h"
 #include "tensorferry/handle.h"
 
 namespace tensorferry::handle {
@@ -30,14 +28,6 @@ struct Parts {
 
 // A Handle over injected parts. Throws like Handle's constructor.
 [[nodiscard]] Handle make_handle(const HandleOptions& options, Parts parts);
-
-// One piece of memory and its place in a file.
-struct Part {
-  std::byte* memory = nullptr;
-  std::uint64_t bytes = 0;
-  std::shared_ptr<files::OpenFile> file;
-  std::uint64_t offset = 0;
-};
 
 // Thread-safe.
 class Conductor {
@@ -90,25 +80,17 @@ class Conductor {
                                         Durability durability);
   [[nodiscard]] Result<Operation> launch(std::shared_ptr<Transfer> transfer, Team& team);
 
-  [[nodiscard]] bool fits_inline(const Part& part) const noexcept;
-  [[nodiscard]] std::optional<Status> try_inline(Direction direction, const Part& part,
-                                                 Durability durability);
-  [[nodiscard]] Status move_inline(Direction direction, const Part& part, const Plan& plan,
-                                   const Block& block, std::byte* slot, std::uint64_t id);
-  [[nodiscard]] Status sync_inline(files::OpenFile& file, Durability durability);
-  [[nodiscard]] std::shared_ptr<memory::Region> take_inline_slot();
-
   const HandleOptions options_;
   os::System& system_;
   const OpenEngine open_engine_;
   const std::uint64_t generation_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
 
-  std::mutex mutex_;  // guards the teams and the inline slots
+  InlineMover inline_mover_;
+
+  std::mutex mutex_;  // guards the teams
   Team main_;
   Team buffered_;  // for files without O_DIRECT, where `auto` chooses
-  std::vector<std::shared_ptr<memory::Region>> inline_slots_;
-  unsigned inline_slot_count_ = 0;
 };
 
 }  // namespace tensorferry::handle

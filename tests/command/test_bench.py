@@ -102,6 +102,15 @@ def test_what_is_printed_is_what_is_in_the_file(ferry):
         assert said.count(f"\n  {label}: ") == len(series)
 
 
+def test_slow_is_not_nothing(ferry):
+    said = ferry("bench", "--sizes", "1", "--iterations", "20", "--threads", "1", "--json",
+                 "results.json").stdout
+    series = json.loads((ferry.place / "results.json").read_text())["series"]
+    printed = [float(text) for text in re.findall(r"^1 +(?:read|write) +([\d.]+)", said, re.M)]
+    assert printed == [pytest.approx(one["bandwidth_mb_per_second"]["mean"], rel=0.01)
+                       for one in series]
+
+
 def test_one_sample_has_no_interval(ferry):
     results = results_of(ferry, "--sizes", "4K", "--iterations", "1")
     assert "ci95" not in results["series"][0]["latency_seconds"]

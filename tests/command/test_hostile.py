@@ -1,10 +1,13 @@
 """What happened to the command at the hands of a hostile tester must not happen again."""
 
+import contextlib
 import json
 import os
 import signal
 import stat
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -159,6 +162,36 @@ def test_two_directories_on_one_file_system_need_room_for_both(ferry, drive, tmp
         assert "ENOSPC" in done.stderr and "tensorferry point" not in done.stdout
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def points_on(drive):
+    """The processes that measure on it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (process / "cmdline").read_text().split("\0")
+            if "point" in words and any(word.startswith(str(drive)) for word in words):
+                found.append(process)
+    return found
+
+
+def test_a_killed_sweep_takes_its_point_along(ferry, drive):
+    folder = ferry.place / "drive"
+    drive[1] = folder
+    running = ferry.start("sweep", *drive, "--loops", "200000", "--no_write")
+    wait_until(lambda: any(path.stat().st_size
+                           for path in (ferry.place / "aio_perf_sweep").rglob("*.txt")))
+    assert points_on(folder)
+    running.kill()
+    running.communicate()
+    wait_until(lambda: not points_on(folder))
 
 
 def test_tune_says_at_once_that_it_could_not_write(ferry):

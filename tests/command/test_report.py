@@ -393,7 +393,7 @@ def test_the_command_makes_the_page(ferry):
     (ferry.place / "r.json").write_text(json.dumps(examples.sweep()))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = ferry("report", "r.json", "-o", "page.html", PATH=path)
-    assert done.stdout == "page.html: 1 run\n"
+    assert done.stdout == "Report: page.html (1 run)\n"
     assert Document((ferry.place / "page.html").read_text()).labels.keys() == PLOTS["sweep"]
 
 

@@ -126,6 +126,16 @@ def test_wrong_usage(ferry):
     assert "ENOENT" in ferry("tune", "nowhere", code=1).stderr
 
 
+def test_results_and_configuration_cannot_be_one_file(ferry):
+    (ferry.place / "config.json").write_text("{}")
+    (ferry.place / "link.json").symlink_to("config.json")
+    for one, other in (("config.json", "./config.json"), ("config.json", "link.json"),
+                       ("new.json", "./new.json")):
+        done = ferry("tune", ".", "--json", one, "--write-config", other, code=2)
+        assert "--write-config" in done.stderr
+    assert (ferry.place / "config.json").read_text() == "{}"
+
+
 def test_an_interrupt_leaves_nothing(ferry):
     running = ferry.start("tune", ".", "--seconds", "60")
     assert running.stdout.readline().startswith("Round 1")

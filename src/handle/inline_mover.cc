@@ -1,0 +1,160 @@
+#include "handle/inline_mover.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/alignment.h"
+#include "handle/retry.h"
+#include "handle/trace.h"
+#include "handle/transfer.h"
+#include "tensorferry/copy.h"
+#include "tensorferry/operation.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+using engines::RequestKind;
+
+// What goes through a slot, and all where the user chose no block size, is at most this long.
+constexpr std::uint64_t slot_transfer_bytes_max = MiB;
+// Room for the alignment at both ends.
+constexpr std::size_t slot_bytes = slot_transfer_bytes_max + 128 * KiB;
+
+}  // namespace
+
+InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
+                         std::size_t block_bytes, std::size_t slot_bytes_max) noexcept
+    : system_(system),
+      ledger_(std::move(ledger)),
+      transfer_bytes_max_(block_bytes > 0 ? block_bytes : slot_transfer_bytes_max),
+      slot_bytes_max_(slot_bytes_max) {}
+
+bool InlineMover::fits(std::uint64_t bytes) const noexcept { return bytes <= transfer_bytes_max_; }
+
+std::optional<Status> InlineMover::try_transfer(Direction direction, const Part& part,
+                                                Durability durability) {
+  const auto begin = Operation::Clock::now();
+  files::OpenFile& file = *part.file;
+  const Piece piece{part.memory, part.bytes, 0};
+  const std::size_t unit = unit_of(file);
+  const Plan plan(direction, part.offset, {&piece, 1}, rules_of(file),
+                  {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
+                   .slot_block_bytes = align_down(slot_bytes, unit)});
+  std::shared_ptr<memory::Region> slot;
+  if (plan.needs_slots()) {
+    if (part.bytes > slot_transfer_bytes_max) return std::nullopt;
+    slot = take_slot();
+    if (slot == nullptr) return std::nullopt;
+  }
+  const std::uint64_t id = Trace::active() != nullptr ? next_operation_id() : 0;
+  Status status = Nothing{};
+  for (std::uint64_t i = 0; i < plan.block_count() && status.ok(); ++i) {
+    status = move_block(direction, part, plan, plan.block(i), slot ? slot->data() : nullptr, id);
+  }
+  if (slot != nullptr) {
+    const std::lock_guard lock(mutex_);
+    slots_.push_back(std::move(slot));
+  }
+  if (status.ok()) status = sync(file, durability);
+
+  const auto end = Operation::Clock::now();
+  Ledger::add(ledger_->operations);
+  Ledger::add(ledger_->inline_operations);
+  if (status.ok()) {
+    Ledger::add(direction == Direction::read ? ledger_->read_bytes : ledger_->written_bytes,
+                part.bytes);
+  } else {
+    Ledger::add(ledger_->failed_operations);
+  }
+  ledger_->latency_ns.record(static_cast<std::uint64_t>((end - begin).count()));
+  if (Trace* trace = Trace::active()) {
+    trace->operation(verb_of(direction), id, file.path(), status.ok() ? part.bytes : 0, begin, end,
+                     status.ok() ? "" : status.error().what());
+  }
+  return status;
+}
+
+Status InlineMover::move_block(Direction direction, const Part& part, const Plan& plan,
+                               const Block& block, std::byte* slot, std::uint64_t id) {
+  files::OpenFile& file = *part.file;
+  int fd = file.direct_fd();
+  if (block.descriptor == Descriptor::buffered) {
+    Result<int> buffered = file.buffered_fd();
+    if (!buffered.ok()) return buffered.error();
+    fd = buffered.value();
+  }
+  const bool bounced = block.memory == nullptr;
+  std::byte* memory = bounced ? slot : block.memory;
+  // Inline there is one piece of memory, so one stretch per block.
+  std::byte* users = part.memory + (block.wanted_offset - plan.offset());
+  if (bounced) Ledger::add(ledger_->bounced_bytes, block.wanted_bytes);
+  if (bounced && direction == Direction::write) {
+    copy({memory, block.wanted_bytes}, {users, block.wanted_bytes});
+  }
+  Attempt attempt =
+      first_attempt(direction, block, static_cast<std::uint32_t>(file.offset_alignment()));
+  for (;;) {
+    const std::uint64_t offset = block.offset + attempt.done;
+    const std::size_t bytes = attempt.bytes - attempt.done;
+    const auto begin = Operation::Clock::now();
+    const ssize_t result = direction == Direction::read
+                               ? system_.pread(fd, memory + attempt.done, bytes, offset)
+                               : system_.pwrite(fd, memory + attempt.done, bytes, offset);
+    Ledger::add(ledger_->requests);
+    if (Trace* trace = Trace::active()) {
+      trace->request(verb_of(direction), id, offset, static_cast<std::uint32_t>(bytes),
+                     static_cast<std::int32_t>(result), begin, Operation::Clock::now());
+    }
+    const Judgement judgement =
+        judge_block(attempt, block, file, static_cast<std::int32_t>(result));
+    if (judgement.verdict == Verdict::done) break;
+    if (judgement.verdict == Verdict::ended || judgement.verdict == Verdict::fail) {
+      return transfer_error(attempt, block, file, judgement.code);
+    }
+    Ledger::add(result > 0 ? ledger_->short_transfers : ledger_->retries);
+    std::this_thread::sleep_for(retry_delay(attempt.fruitless));
+  }
+  if (bounced && direction == Direction::read) {
+    copy({users, block.wanted_bytes},
+         {memory + (block.wanted_offset - block.offset), block.wanted_bytes});
+  }
+  return Nothing{};
+}
+
+Status InlineMover::sync(files::OpenFile& file, Durability durability) {
+  if (durability == Durability::none) return Nothing{};
+  if (durability == Durability::data) {
+    const int synced = system_.fdatasync(file.main_fd());
+    if (synced < 0) return sync_error(RequestKind::sync_data, file, -synced);
+    return Nothing{};
+  }
+  Result<int> directory = file.directory_fd();
+  if (!directory.ok()) return directory.error();
+  for (const int fd : {file.main_fd(), directory.value()}) {
+    if (fd < 0) continue;
+    const int synced = system_.fsync(fd);
+    if (synced < 0) return sync_error(RequestKind::sync_full, file, -synced);
+  }
+  return Nothing{};
+}
+
+std::shared_ptr<memory::Region> InlineMover::take_slot() {
+  const std::lock_guard lock(mutex_);
+  if (!slots_.empty()) {
+    auto slot = std::move(slots_.back());
+    slots_.pop_back();
+    return slot;
+  }
+  if ((slot_count_ + 1) * slot_bytes > slot_bytes_max_) return nullptr;
+  auto region = memory::Region::create(slot_bytes, system_);
+  if (!region.ok()) return nullptr;
+  const std::string& reason = region.value()->lock_reason();
+  if (!reason.empty()) ledger_->note_fallback(reason);
+  ++slot_count_;
+  return std::move(region.value());
+}
+
+}  // namespace tensorferry::handle
