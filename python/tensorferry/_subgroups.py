@@ -43,8 +43,8 @@ def local(tensor):
 
 def is_dense(tensor):
     """Whether its elements fill a stretch of memory, in whichever order."""
-    order = sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), tensor.size(i)), reverse=True)
-    return tensor.permute(order).is_contiguous()
+    by_stride = sorted((tensor.stride(i), tensor.size(i), i) for i in range(tensor.dim()))
+    return tensor.permute([i for _, _, i in reversed(by_stride)]).is_contiguous()
 
 
 def flat(tensor):

@@ -1,0 +1,457 @@
+"""The step of an optimizer whose states live on NVMe."""
+
+import collections
+import logging
+
+import torch
+
+from . import _gradients, _homes
+from ._checkpoints import Checkpoints
+from ._subgroups import Plan, local, open_space, page_up
+
+_log = logging.getLogger("tensorferry")
+
+# Each element of a parameter is stepped by itself: parameters can be cut anywhere.
+_ELEMENTWISE = {
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+}
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class _Load:
+    """A sub-group on its way into a buffer."""
+
+    def __init__(self, group, record, active):
+        self.group = group
+        self.record = record  # room for the states
+        self.active = active  # shards that have a gradient
+        self.operations = []
+        self.homes = {}  # shard -> room for its values, where those are on the drive too
+        self.gradients = {}  # shard -> room for its gradient
+
+    def values(self, shard):
+        if shard not in self.homes:
+            return shard.values()
+        room = self.homes[shard][: shard.numel * shard.param.dtype.itemsize]
+        return shard.shaped(room.view(shard.param.dtype))
+
+
+class Offloaded(Checkpoints, torch.optim.Optimizer):
+    """A torch optimizer whose states live on NVMe. Made by offload(), AdamW and Adam.
+
+    `nvme_path` is a directory on the drive, or several on several drives. `pipeline_write=True`
+    lets the last writes of a step go on behind the next forward pass; if one fails, the next step
+    says so. `offload_gradients=True` moves each gradient to the drive as soon as it is there.
+    `master_weights=True` keeps copies in fp32, on the drive, of parameters in bf16 and fp16 and
+    steps those. `fast_init=False` takes the room on the drive now rather than at the first step.
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        nvme_path,
+        *,
+        buffer_count=4,
+        buffer_bytes=64 << 20,
+        pipeline_read=True,
+        pipeline_write=False,
+        offload_gradients=False,
+        master_weights=False,
+        fast_init=True,
+        **handle_options,
+    ):
+        _check(optimizer)
+        if buffer_count < 1 or buffer_bytes < 1:
+            raise ValueError(
+                f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
+                "least 1"
+            )
+        self._inner = optimizer
+        self._step_inner = _plain_step(type(optimizer))
+        self._space = None
+        self._master_weights = master_weights
+        self._pipeline_read = pipeline_read
+        self._pipeline_write = pipeline_write
+        self._buffer_count = buffer_count
+        self._writes = []
+        self._spoiled = None
+        self._gradients = _gradients.GradientStore() if offload_gradients else None
+        self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in _ELEMENTWISE)
+        self._shards = collections.defaultdict(list)  # param -> its shards
+        self._groups = self._plan.groups
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        room = max(buffer_bytes, self._plan.largest)
+        if room > buffer_bytes:
+            _log.warning(
+                "buffer_bytes is %d, and the largest piece of a parameter with its states needs "
+                "%d: the buffers are made as large as that",
+                buffer_bytes,
+                room,
+            )
+        self._space = open_space(nvme_path, buffer_count * page_up(room), **handle_options)
+        if not fast_init:
+            self._space.reserve(2 * sum(group.spare_bytes for group in self._groups))
+        started = {param: dict(state) for param, state in optimizer.state.items()}
+        optimizer.state = collections.defaultdict(dict)
+        optimizer.param_groups = []
+        if started:
+            self._import(started)
+        if offload_gradients:
+            self._gradients.attach(self)
+
+    # --- the plan ---
+
+    def _element_bytes(self, param):
+        states = 3  # at most, of torch's own
+        if isinstance(self._inner, torch.optim.Adam):  # AdamW is one
+            states = 3 if self._inner.defaults["amsgrad"] else 2
+        master = self._wants_master(param)
+        size = 4 if master else param.dtype.itemsize
+        state_bytes = states * size + (4 if master else 0)
+        held = state_bytes
+        if _homes.home_of(param) is not None:
+            held += param.dtype.itemsize
+        if master or self._gradients is not None:
+            held += size
+        return state_bytes, held
+
+    def _wants_master(self, param):
+        return self._master_weights and param.dtype in _HALF
+
+    def add_param_group(self, param_group):
+        known = len(self.param_groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[known]
+        before = self._plan.largest
+        for param in group["params"]:
+            home = _homes.home_of(param)
+            chunks = None if home is None else home.cuts
+            self._shards[param] = self._plan.add(
+                group, param, self._wants_master(param), chunks=chunks
+            )
+        if self._space is not None:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            room = self._space.stats()["buffer_bytes"]
+            if self._plan.largest > max(before, room):
+                raise ValueError(
+                    f"the buffers hold {room} bytes, and a parameter of the new group needs "
+                    f"{self._plan.largest} at once: raise buffer_bytes"
+                )
+            if self._gradients is not None:
+                self._gradients.watch(group["params"])
+
+    # --- the step ---
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Steps all parameters that have a gradient. Returns what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_usable()
+        self._settle()
+        if self._gradients is not None:
+            self._gradients.collect()
+        work = [(group, active) for group in self._groups if (active := self._active(group))]
+        loads = collections.deque()
+        done = 0
+        try:
+            for done in range(len(work)):
+                self._begin_ahead(work[done:], loads)
+                # Nobody else may hold the load: its buffer is free when its writes are done.
+                self._compute(loads.popleft())
+            done = len(work)
+            if not self._pipeline_write:
+                self._settle()
+        except BaseException as error:
+            self._fail(error, done, len(work), loads)
+            raise
+        finally:
+            self._inner.state = collections.defaultdict(dict)
+            self._inner.param_groups = []
+        return loss
+
+    def _begin_ahead(self, work, loads):
+        """Begins the first of the sub-groups, and those after it as far as there is room."""
+        most = self._buffer_count if self._pipeline_read else 1
+        while len(loads) < min(most, len(work)):
+            load = self._begin(*work[len(loads)], wait=not loads)
+            if load is None:
+                break
+            loads.append(load)
+
+    def _active(self, group):
+        return [shard for shard in group.shards if self._has_gradient(shard)]
+
+    def _has_gradient(self, shard):
+        if shard.param.grad is not None:
+            return True
+        return self._gradients is not None and self._gradients.has(shard)
+
+    def _begin(self, group, active, wait):
+        """Takes a buffer and starts to fill it. None where there is no room and it is not to wait.
+
+        The buffer: the record of states, then values that are on the drive, then gradients."""
+        known = {slot.shard for slot in group.slots}
+        complete = all(shard in known for shard in active)
+        record = page_up(group.record_bytes if complete else group.spare_bytes + group.record_bytes)
+        end = record
+        homes = {}
+        gradients = {}
+        for shard in active:
+            if _homes.home_of(shard.param) is not None:
+                size = page_up(shard.numel * shard.param.dtype.itemsize)
+                homes[shard] = slice(end, end + size)
+                end += size
+            if shard.master or self._is_stored(shard):
+                size = page_up(shard.numel * max(shard.dtype.itemsize, shard.param.dtype.itemsize))
+                gradients[shard] = slice(end, end + size)
+                end += size
+        try:
+            buffer = self._space.take(end, None if wait else 0)
+        except TimeoutError:
+            return None
+        memory = torch.frombuffer(buffer, dtype=torch.uint8)
+        load = _Load(group, memory[:record], active)
+        if group.slots:
+            load.operations.append(self._space.get(group.key, memory[: group.record_bytes]))
+        for shard, room in homes.items():
+            load.homes[shard] = memory[room]
+            if not (shard.master and shard in known):
+                home = _homes.home_of(shard.param)
+                load.operations += home.read(memory[room], shard.begin, shard.end)
+        for shard, room in gradients.items():
+            load.gradients[shard] = memory[room]
+            if self._is_stored(shard):
+                load.operations.append(self._gradients.read(shard, memory[room]))
+        return load
+
+    def _is_stored(self, shard):
+        return self._gradients is not None and shard.param.grad is None
+
+    def _gradient(self, load, shard):
+        """The gradient of a shard, in the dtype that is stepped."""
+        if self._is_stored(shard):
+            gradient = shard.shaped(self._gradients.result(shard, load.gradients[shard]))
+        elif shard.param.grad.layout == torch.strided:
+            gradient = shard.cut_like(shard.param.grad)
+        else:
+            raise RuntimeError("gradients must be dense to be stepped with states on NVMe")
+        if gradient.dtype == shard.dtype:
+            return gradient
+        if self._is_stored(shard):
+            gradient = gradient.clone()  # it lies where the result goes
+        room = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
+        return shard.shaped(room.view(shard.dtype)).copy_(gradient)
+
+    def _compute(self, load):
+        for operation in load.operations:
+            operation.wait()
+        group = load.group
+        state = collections.defaultdict(dict)
+        groups = {}
+        stepped = {}  # shard -> the tensor that is stepped
+        for shard in group.shards:
+            slots = {slot.name: slot.of(load.record) for slot in group.slots_of(shard)}
+            if shard not in load.active:
+                stepped[shard] = (None, slots)
+                continue
+            tensor = load.values(shard)
+            if shard.master:
+                tensor = slots.pop("master") if "master" in slots else tensor.float()
+            tensor.grad = self._gradient(load, shard)
+            state[tensor] = {**shard.small, **slots}
+            if not state[tensor]:
+                state[tensor] = self._first_states(shard)
+            own = groups.setdefault(id(shard.group), {**shard.group, "params": []})
+            own["params"].append(tensor)
+            stepped[shard] = (tensor, None)
+        self._inner.state = state
+        self._inner.param_groups = list(groups.values())
+        self._step_inner(self._inner)
+        states = {}
+        for shard, (tensor, slots) in stepped.items():
+            if tensor is None:
+                states[shard] = slots
+                continue
+            tensor.grad = None
+            states[shard] = self._sort(shard, tensor, self._inner.state[tensor])
+            if shard.master:
+                load.values(shard).copy_(tensor)
+        self._inner.state = collections.defaultdict(dict)
+        self._inner.param_groups = []
+        self._store(group, states, load.record)
+        for shard, room in load.homes.items():
+            self._writes += _homes.home_of(shard.param).write(room, shard.begin, shard.end)
+
+    def _first_states(self, shard):
+        """Adam's states before its first step, as torch makes them."""
+        if not isinstance(self._inner, torch.optim.Adam):
+            return {}
+        names = ["exp_avg", "exp_avg_sq"]
+        if shard.group["amsgrad"]:
+            names.append("max_exp_avg_sq")
+        small = {"step": torch.tensor(0.0, dtype=torch.float32)}
+        return small | {name: torch.zeros(shard.shape, dtype=shard.dtype) for name in names}
+
+    def _sort(self, shard, tensor, state):
+        """Keeps what is small, returns what goes to the drive."""
+        large = {"master": tensor} if shard.master else {}
+        shard.small = {}
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                large[name] = value
+            else:
+                shard.small[name] = value
+        return large
+
+    def _store(self, group, states, memory):
+        """Writes the states of a sub-group. Those that were read lie in the buffer already."""
+        slots = group.lay_out(states)
+        size = page_up(slots[-1].offset + slots[-1].nbytes) if slots else 0
+        if size == 0:
+            return
+        same = [(s.shard, s.name, s.offset, s.shape, s.dtype) for s in slots] == [
+            (s.shard, s.name, s.offset, s.shape, s.dtype) for s in group.slots
+        ]
+        if not same:
+            # A state has come or gone: what lies in the buffer may be in the way of what moves.
+            states = {
+                shard: {name: tensor.clone() for name, tensor in own.items()}
+                for shard, own in states.items()
+            }
+            if size > memory.numel():
+                memory = torch.empty(size, dtype=torch.uint8)
+        for slot in slots:
+            target = slot.of(memory)
+            source = states[slot.shard][slot.name]
+            if source.data_ptr() != target.data_ptr():
+                target.copy_(source)
+        group.slots = slots
+        self._writes.append(self._space.put(group.key, memory[:size]))
+
+    # --- when something goes wrong ---
+
+    def _settle(self):
+        """Waits for what the last step has written."""
+        writes, self._writes = self._writes, []
+        failed = None
+        for operation in writes:
+            try:
+                operation.wait()
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            if self._spoiled is None:
+                self._spoiled = (
+                    "what the last step computed could not be written, so some states are those "
+                    f"of the step before ({failed})"
+                )
+            raise failed
+
+    def _forget_done_writes(self):
+        """Lets go of writes that have ended well; the others are asked by _settle()."""
+        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
+
+    def _fail(self, error, done, total, loads):
+        for load in loads:
+            for operation in load.operations:
+                operation.cancel()
+        try:
+            self._settle()
+        except OSError:
+            pass
+        if done > 0 or self._spoiled is not None:
+            self._spoiled = self._spoiled or (
+                f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
+                "are of different steps"
+            )
+            error.add_note(self._spoiled + "; load a checkpoint before you go on")
+
+    def _check_usable(self):
+        if self._space is None or self._space.closed:
+            raise RuntimeError("this optimizer is closed")
+        if self._spoiled is not None:
+            raise RuntimeError(self._spoiled + "; load a checkpoint (load_state_dict)")
+
+    # --- gradients ---
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+        if self._gradients is not None:
+            self._gradients.drop()
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """As torch.nn.utils.clip_grad_norm_ over all parameters, also where the gradients are on
+        the drive: there they are scaled when the step reads them. Returns the norm."""
+        if self._gradients is None:
+            params = [param for group in self.param_groups for param in group["params"]]
+            return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+        return self._gradients.clip(float(max_norm), float(norm_type))
+
+    # --- life ---
+
+    def stats(self):
+        """What the swap space holds and has moved: SwapSpace.stats()."""
+        return self._space.stats()
+
+    def close(self):
+        """Waits for what is being written and removes the files. The optimizer ends."""
+        if self._space is None or self._space.closed:
+            return
+        if self._gradients is not None:
+            self._gradients.detach()
+        self._settle()
+        self._space.close()
+
+    def __repr__(self):
+        name = type(self._inner).__name__
+        return f"<tensorferry.optim.{name} of {len(self._shards)} parameters: {self._space!r}>"
+
+    def __getstate__(self):
+        raise TypeError("an optimizer with states on NVMe cannot be pickled: save its state_dict()")
+
+
+def _check(optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"offload() wants a torch optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, Offloaded):
+        raise ValueError("the states of this optimizer are on NVMe already")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS needs all parameters and their history at once, so its states cannot be "
+            "brought in piece by piece; use an optimizer that steps each parameter by itself"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam is for sparse gradients; with states on NVMe they must be dense")
+    for group in optimizer.param_groups:
+        for name in ("capturable", "differentiable"):
+            if group.get(name):
+                raise ValueError(f"{name}=True does not go with states on NVMe")
+        for param in group["params"]:
+            if local(param).device.type != "cpu":
+                raise ValueError(
+                    f"a parameter is on {param.device}: parameters on the CPU can be stepped with "
+                    "states on NVMe"
+                )
+
+
+def _plain_step(kind):
+    """The step of an optimizer class without the hooks around it: ours are called once a step."""
+    step = kind.step
+    while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
