@@ -436,7 +436,7 @@ def _check(optimizer):
             "brought in piece by piece; use an optimizer that steps each parameter by itself"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam is for sparse gradients; with states on NVMe they must be dense")
+        raise ValueError("SparseAdam is for sparse gradients; on NVMe they must be dense")
     for group in optimizer.param_groups:
         for name in ("capturable", "differentiable"):
             if group.get(name):
