@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from . import _homes
-from ._subgroups import flat_like, local, page_up
+from ._subgroups import flat_as, local, page_up
 
 
 class Checkpoints:
@@ -52,15 +52,14 @@ class Checkpoints:
             for slot in group.slots:
                 if slot.shard.param is param:
                     parts[slot.name].append((group.key, slot))
-        values = local(param)
         for name, pieces in parts.items():
             view = self._space.view([(key, slot.offset, slot.nbytes) for key, slot in pieces])
             first = pieces[0][1]
             tensor = torch.frombuffer(view, dtype=first.dtype)
             if first.shard.whole:
                 tensor = tensor.view(first.shape)
-            elif tensor.numel() == values.numel():
-                tensor = tensor.as_strided(values.size(), values.stride())
+            else:
+                tensor = tensor.as_strided(first.shard.size, first.shard.stride)
             own[name] = _like(tensor, param)
         return own
 
@@ -128,22 +127,21 @@ class Checkpoints:
         """What a shard has of the states of its parameter."""
         shard.small = {}
         own = {}
-        values = local(shard.param)
         for name, value in state.items():
             if not isinstance(value, torch.Tensor):
                 shard.small[name] = value
                 continue
             value = local(value)
-            if value.dim() == 0 and values.dim() > 0 or name == "step":
+            if name == "step" or (value.dim() == 0 and len(shard.size) > 0):
                 shard.small[name] = value.clone()
             elif shard.whole:
                 own[name] = value
-            elif value.shape == values.shape:
-                own[name] = flat_like(value, values)[shard.begin : shard.end]
+            elif value.shape == shard.size:
+                own[name] = flat_as(value, shard.stride)[shard.begin : shard.end]
             else:
                 raise ValueError(
                     f"state '{name}' has shape {tuple(value.shape)}, its parameter "
-                    f"{tuple(values.shape)}"
+                    f"{tuple(shard.size)}"
                 )
         if shard.master and "master" not in own and state:
             own["master"] = self._values_of(shard).float()

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from ._subgroups import flat_like, local, page_up
+from ._subgroups import flat_as, local, page_up
 
 
 class GradientStore:
@@ -66,8 +66,8 @@ class GradientStore:
         if param.grad.layout != torch.strided:
             raise RuntimeError("gradients must be dense to go to the drive")
         gradient = local(param.grad)
-        whole = flat_like(gradient, local(param))
         shards = self._optimizer()._shards[param]
+        whole = flat_as(gradient, shards[0].stride)
         if param in self._norms:
             for shard in shards:
                 whole[shard.begin : shard.end].add_(self._fetch(shard))

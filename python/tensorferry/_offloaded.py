@@ -135,10 +135,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         group = self.param_groups[known]
         before = self._plan.largest
         for param in group["params"]:
-            home = _homes.home_of(param)
-            chunks = None if home is None else home.cuts
             self._shards[param] = self._plan.add(
-                group, param, self._wants_master(param), chunks=chunks
+                group, param, self._wants_master(param), _homes.home_of(param)
             )
         if self._space is not None:
             for name, value in self.defaults.items():

@@ -47,16 +47,24 @@ def is_dense(tensor):
     return tensor.permute([i for _, _, i in reversed(by_stride)]).is_contiguous()
 
 
+def check_dense(param):
+    if not is_dense(param):
+        raise ValueError(
+            f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} is not dense: "
+            "make it contiguous"
+        )
+
+
 def flat(tensor):
     """The elements of a dense tensor in the order of its memory, without a copy."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def flat_like(tensor, model):
-    """The elements of a tensor in the order of the memory of another one of its shape."""
-    if tensor.stride() != model.stride() or not is_dense(tensor):
+def flat_as(tensor, stride):
+    """The elements of a tensor in the order that they have in memory with these strides."""
+    if tensor.stride() != stride or not is_dense(tensor):
         tensor = torch.empty_strided(
-            model.size(), model.stride(), dtype=tensor.dtype, device=tensor.device
+            tensor.size(), stride, dtype=tensor.dtype, device=tensor.device
         ).copy_(tensor)
     return flat(tensor)
 
@@ -89,6 +97,8 @@ class Shard:
 
     param: torch.Tensor
     group: dict
+    size: torch.Size  # of what this rank has of the parameter, as are the strides
+    stride: tuple
     begin: int
     end: int
     whole: bool
@@ -97,7 +107,7 @@ class Shard:
 
     @property
     def shape(self):
-        return tuple(local(self.param).shape) if self.whole else (self.end - self.begin,)
+        return tuple(self.size) if self.whole else (self.numel,)
 
     @property
     def dtype(self):
@@ -116,14 +126,11 @@ class Shard:
         tensor = local(tensor)
         if self.whole:
             return tensor
-        return flat_like(tensor, local(self.param))[self.begin : self.end]
+        return flat_as(tensor, self.stride)[self.begin : self.end]
 
     def shaped(self, elements):
         """Elements in the order of the parameter's memory, in the shape that is stepped."""
-        if not self.whole:
-            return elements
-        model = local(self.param)
-        return elements.as_strided(model.size(), model.stride())
+        return elements.as_strided(self.size, self.stride) if self.whole else elements
 
 
 class SubGroup:
@@ -166,28 +173,26 @@ class Plan:
         self.groups = []
         self._filled = 0
 
-    def add(self, group, param, master, chunks=None):
-        """Adds a parameter; `chunks` are cuts that are given: [(begin, end)]."""
+    def add(self, group, param, master, home=None):
+        """Adds a parameter, cut as it is cut on the drive if its values are there."""
         values = local(param)
-        if not is_dense(values):
-            raise ValueError(
-                f"a parameter of shape {tuple(param.shape)} and strides {values.stride()} is not "
-                "dense: make it contiguous"
-            )
+        size, stride = (values.size(), values.stride()) if home is None else (home.size, home.stride)
+        if home is None:
+            check_dense(values)
         count = values.numel()
         if count == 0:
             return []
         state_bytes, bytes_each = self.element_bytes(param)
         if self.whole:
             cuts = [(0, count)]
-        elif chunks is not None:
-            cuts = chunks
+        elif home is not None:
+            cuts = home.cuts
         else:
             most = max(self.buffer_bytes // bytes_each // CUT, 1) * CUT
             cuts = [(at, min(at + most, count)) for at in range(0, count, most)]
         shards = []
         for begin, end in cuts:
-            shard = Shard(param, group, begin, end, self.whole, master)
+            shard = Shard(param, group, size, stride, begin, end, self.whole, master)
             pages = 5 * PAGE  # each of its tensors is rounded up
             nbytes = (end - begin) * bytes_each + pages
             if not self.groups or self._filled + nbytes > self.buffer_bytes:
