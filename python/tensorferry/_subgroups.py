@@ -176,9 +176,11 @@ class Plan:
     def add(self, group, param, master, home=None):
         """Adds a parameter, cut as it is cut on the drive if its values are there."""
         values = local(param)
-        size, stride = (values.size(), values.stride()) if home is None else (home.size, home.stride)
         if home is None:
             check_dense(values)
+            size, stride = values.size(), values.stride()
+        else:
+            size, stride = home.size, home.stride
         count = values.numel()
         if count == 0:
             return []

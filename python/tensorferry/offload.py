@@ -62,7 +62,7 @@ def parameters(
 
 
 class OffloadedParameters:
-    """What offload.parameters() has made of a model. Lives as long as the model or until close()."""
+    """What offload.parameters() has made of a model, until close()."""
 
     def __init__(
         self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
