@@ -24,9 +24,14 @@ class Mapping;
 struct Seams;
 }  // namespace swap
 
+// What the buffers of a SwapSpace are made of. Page-locked memory is faster; ordinary memory can be
+// swapped out by the system and does not count towards the memlock limit.
+enum class SwapMemory : std::uint8_t { page_locked, ordinary };
+
 struct SwapOptions {
   std::vector<std::string> directories;  // at least one; tensors are striped over all of them
-  std::size_t buffer_bytes = std::size_t{256} << 20;  // page-locked, for take() and fetch()
+  std::size_t buffer_bytes = std::size_t{256} << 20;  // for take() and fetch()
+  SwapMemory memory = SwapMemory::page_locked;
   std::string run;    // what the ranks of one run have in common; empty: this process is the run
   unsigned rank = 0;  // both are part of the name of the directory, no more
   HandleOptions handle;
@@ -46,7 +51,7 @@ struct SwapStats {
   std::uint64_t buffer_bytes_used = 0;
 };
 
-// A part of the page-locked buffers of a SwapSpace. Copies share it; its room is free again when
+// A part of the buffers of a SwapSpace. Copies share it; its room is free again when
 // the last one is gone and no operation uses it. May outlive its SwapSpace.
 class TENSORFERRY_EXPORT SwapBuffer {
  public:

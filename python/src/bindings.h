@@ -34,7 +34,8 @@ void bind_swap(nb::module_& module);
 
 // The settings that everything with a Handle in it has. None: what suits the device.
 [[nodiscard]] HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
-                                           nb::handle queue_depth, nb::handle workers);
+                                           nb::handle queue_depth, nb::handle workers,
+                                           const std::string& submit, bool overlap);
 
 // What a user may name a file by: a path (str, bytes, os.PathLike), a File, or a descriptor.
 [[nodiscard]] File to_file(nb::handle file, Access access);

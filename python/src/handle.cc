@@ -25,12 +25,8 @@ Durability parse_durability(const std::string& text) {
 void make_handle(PyHandle* self, const std::string& engine, nb::handle block_bytes,
                  nb::handle queue_depth, nb::handle workers, const std::string& submit,
                  bool overlap, nb::handle slot_bytes) {
-  HandleOptions options = handle_options(engine, block_bytes, queue_depth, workers);
-  if (submit != "batch" && submit != "single") {
-    throw invalid("open handle", "submit is '" + submit + "'; it must be 'batch' or 'single'");
-  }
-  options.submit = submit == "single" ? Submit::single : Submit::batch;
-  options.overlap = overlap ? Overlap::on : Overlap::off;
+  HandleOptions options =
+      handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes");
   new (self) PyHandle(options);
 }
@@ -264,12 +260,18 @@ static std::uint64_t chosen(nb::handle number, const char* name, std::uint64_t m
 }
 
 HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
-                             nb::handle queue_depth, nb::handle workers) {
+                             nb::handle queue_depth, nb::handle workers, const std::string& submit,
+                             bool overlap) {
   HandleOptions options;
   options.engine = parse_engine_kind(engine);
   options.block_bytes = chosen(block_bytes, "block_bytes", std::uint64_t{1} << 62);
   options.queue_depth = static_cast<unsigned>(chosen(queue_depth, "queue_depth", UINT32_MAX));
   options.workers = static_cast<unsigned>(chosen(workers, "workers", UINT32_MAX));
+  if (submit != "batch" && submit != "single") {
+    throw invalid("open handle", "submit is '" + submit + "'; it must be 'batch' or 'single'");
+  }
+  options.submit = submit == "single" ? Submit::single : Submit::batch;
+  options.overlap = overlap ? Overlap::on : Overlap::off;
   return options;
 }
 

@@ -136,13 +136,15 @@ nb::dict stats(const PySwapSpace& self) {
 
 void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_bytes,
                 const std::string& run, unsigned rank, const std::string& engine,
-                nb::handle block_bytes, nb::handle queue_depth, nb::handle workers) {
+                nb::handle block_bytes, nb::handle queue_depth, nb::handle workers,
+                const std::string& submit, bool overlap, bool pin_memory) {
   SwapOptions options;
+  options.memory = pin_memory ? SwapMemory::page_locked : SwapMemory::ordinary;
   options.directories = to_directories(directories);
   options.buffer_bytes = to_bytes(buffer_bytes, "buffer_bytes");
   options.run = run;
   options.rank = rank;
-  options.handle = handle_options(engine, block_bytes, queue_depth, workers);
+  options.handle = handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   new (self) PySwapSpace(options);
   for (const auto& note : self->with([](SwapSpace& space) { return space.notes(); })) {
     Dock::log(note);
@@ -278,8 +280,9 @@ is written to it never reaches the drive. It shows what was there when it was ma
                    R"(Where swapped tensors live: by name, on one or several drives.
 
 Files are made in a directory of its own below each of the given ones, and removed at the end.
-Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, page-locked, for
-take(), fetch() and prefetch(): whoever finds no room waits. `run` and `rank` name the directory.
+Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
+fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
+`run` and `rank` name the directory.
 
 >>> import tensorferry
 >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
@@ -293,10 +296,13 @@ take(), fetch() and prefetch(): whoever finds no room waits. `run` and `rank` na
             nb::arg("buffer_bytes") = std::size_t{256} << 20, nb::arg("run") = "",
             nb::arg("rank") = 0, nb::arg("engine") = "auto", nb::arg("block_bytes") = nb::none(),
             nb::arg("queue_depth") = nb::none(), nb::arg("workers") = nb::none(),
+            nb::arg("submit") = "batch", nb::arg("overlap") = true, nb::arg("pin_memory") = true,
             nb::sig("def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int "
                     "= 268435456, run: str = '', rank: int = 0, engine: Literal['auto', "
                     "'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, "
-                    "queue_depth: int | None = None, workers: int | None = None) -> None"));
+                    "queue_depth: int | None = None, workers: int | None = None, submit: "
+                    "Literal['batch', 'single'] = 'batch', overlap: bool = True, pin_memory: bool "
+                    "= True) -> None"));
   bind_tensors(space);
   bind_facts(space);
   bind_closing(space, "def __enter__(self) -> SwapSpace");

@@ -68,10 +68,35 @@ __all__ = [
     "copy",
     "deepspeed_memcpy",
     "gds_handle",
+    "initialize",
     "is_pinned",
     "pin_handle",
     "validate",
 ]
+
+
+
+def initialize(model, config, *, optimizer=None, model_parameters=None):
+    """A model and its optimizer as a DeepSpeed configuration wants them: (model, optimizer).
+
+    `config` is the path of the JSON, or a dict. Weights go to NVMe with
+    zero_optimization.offload_param, states with offload_optimizer; docs/offload.md lists the keys.
+    An unknown key is an error, and so is one that would change numbers and cannot be honoured. The
+    optimizer is the one of the configuration, over `model_parameters` (default: all), or the given
+    one; call backward(loss), step() and zero_grad() of what is returned for every micro-batch.
+    """
+    from ._initialize import initialize as with_torch
+
+    return with_torch(model, config, optimizer=optimizer, model_parameters=model_parameters)
+
+
+def __getattr__(name):
+    if name in ("offload", "optim"):  # they import torch
+        import importlib
+
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 logging.getLogger("tensorferry").addHandler(logging.NullHandler())
 atexit.register(_close_all)

@@ -319,8 +319,9 @@ class SwapSpace:
     Where swapped tensors live: by name, on one or several drives.
 
     Files are made in a directory of its own below each of the given ones, and removed at the end.
-    Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, page-locked, for
-    take(), fetch() and prefetch(): whoever finds no room waits. `run` and `rank` name the directory.
+    Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
+    fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
+    `run` and `rank` name the directory.
 
     >>> import tensorferry
     >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
@@ -331,7 +332,7 @@ class SwapSpace:
     'weights'
     """
 
-    def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int = 268435456, run: str = '', rank: int = 0, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None) -> None: ...
+    def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int = 268435456, run: str = '', rank: int = 0, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, pin_memory: bool = True) -> None: ...
 
     def put(self, key: str, buffer: object) -> Operation:
         """

@@ -7,6 +7,17 @@ import torch
 from ._subgroups import flat_as, local, page_up
 
 
+def norm_of(gradient, norm_type=2.0):
+    """The norm of one gradient, in fp32 where that is more than the gradient has."""
+    dtype = torch.float32 if gradient.dtype.itemsize < 4 else None
+    return torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
+
+
+def clip_scale(norm, max_norm):
+    """By how much to multiply gradients of this norm, as torch.nn.utils.clip_grad_norm_ does."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
 class GradientStore:
     """The gradients of one optimizer's parameters, by shard.
 
@@ -72,7 +83,7 @@ class GradientStore:
             for shard in shards:
                 whole[shard.begin : shard.end].add_(self._fetch(shard))
             self._scales.pop(param, None)
-        self._norms[param] = torch.linalg.vector_norm(whole)
+        self._norms[param] = norm_of(whole)
         for shard in shards:
             self._put(shard, whole[shard.begin : shard.end])
         self._optimizer()._forget_done_writes()
@@ -88,7 +99,9 @@ class GradientStore:
     def _fetch(self, shard):
         memory = self._take_buffer(shard)
         self.read(shard, memory).wait()
-        return self.result(shard, memory)
+        gradient = self.result(shard, memory)
+        scale = self.scale_of(shard)
+        return gradient if scale is None else gradient.mul_(scale)
 
     def _take_buffer(self, shard):
         buffer = self._space.take(page_up(self._nbytes(shard)))
@@ -99,31 +112,37 @@ class GradientStore:
         return self._space.get(self._key(shard), room[: page_up(self._nbytes(shard))])
 
     def result(self, shard, room):
-        """What read() has brought, scaled as clipping has asked."""
-        gradient = room[: self._nbytes(shard)].view(shard.param.dtype)
-        if (scale := self._scales.get(shard.param)) is not None:
-            gradient.mul_(scale.to(gradient.dtype))
-        return gradient
+        """What read() has brought; it is yet to be scaled."""
+        return room[: self._nbytes(shard)].view(shard.param.dtype)
+
+    def scale_of(self, shard):
+        """What clipping has asked for, or None."""
+        return self._scales.get(shard.param)
 
     @torch.no_grad()
     def clip(self, max_norm, norm_type):
         self.collect()
         if not self._norms:
             return torch.tensor(0.0)
-        norms = [self._norm(param, norm_type) for param in self._norms]
-        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        total = self.total_norm(norm_type)
+        scale = clip_scale(total, max_norm)
         for param in self._norms:
             before = self._scales.get(param)
             self._scales[param] = scale if before is None else before * scale
         return total
+
+    def total_norm(self, norm_type=2.0):
+        """Of all gradients together."""
+        # In the order of the parameters, not in that of backward: sums depend on it.
+        norms = [self._norm(p, norm_type) for p in self._numbers if p in self._norms]
+        return torch.linalg.vector_norm(torch.stack(norms), norm_type)
 
     def _norm(self, param, norm_type):
         if norm_type == 2.0:
             norm = self._norms[param]
         else:
             shards = self._optimizer()._shards[param]
-            parts = [torch.linalg.vector_norm(self._fetch(shard), norm_type) for shard in shards]
+            parts = [norm_of(self._fetch(shard), norm_type) for shard in shards]
             return torch.linalg.vector_norm(torch.stack(parts), norm_type)
         scale = self._scales.get(param)
         return norm if scale is None else norm * scale

@@ -86,6 +86,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._buffer_count = buffer_count
         self._writes = []
         self._spoiled = None
+        self._gradient_scale = None
         self._gradients = _gradients.GradientStore() if offload_gradients else None
         self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in _ELEMENTWISE)
         self._shards = collections.defaultdict(list)  # param -> its shards
@@ -153,8 +154,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     # --- the step ---
 
     @torch.no_grad()
-    def step(self, closure=None):
-        """Steps all parameters that have a gradient. Returns what `closure` returns."""
+    def step(self, closure=None, *, gradient_scale=None):
+        """Steps all parameters that have a gradient. Returns what `closure` returns. The gradients
+        are multiplied by `gradient_scale`, in fp32 where there are masters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -164,6 +166,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         if self._gradients is not None:
             self._gradients.collect()
         work = [(group, active) for group in self._groups if (active := self._active(group))]
+        self._gradient_scale = gradient_scale
         loads = collections.deque()
         done = 0
         try:
@@ -248,12 +251,16 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             gradient = shard.cut_like(shard.param.grad)
         else:
             raise RuntimeError("gradients must be dense to be stepped with states on NVMe")
-        if gradient.dtype == shard.dtype:
-            return gradient
-        if self._is_stored(shard):
-            gradient = gradient.clone()  # it lies where the result goes
-        room = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
-        return shard.shaped(room.view(shard.dtype)).copy_(gradient)
+        if gradient.dtype != shard.dtype:
+            if self._is_stored(shard):
+                gradient = gradient.clone()  # it lies where the result goes
+            room = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
+            gradient = shard.shaped(room.view(shard.dtype)).copy_(gradient)
+        if self._is_stored(shard) and (scale := self._gradients.scale_of(shard)) is not None:
+            gradient.mul_(scale)
+        if self._gradient_scale is not None:
+            gradient.mul_(self._gradient_scale)
+        return gradient
 
     def _compute(self, load):
         for operation in load.operations:

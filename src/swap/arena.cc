@@ -1,10 +1,14 @@
 #include "swap/arena.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <iterator>
 
 #include "base/alignment.h"
+#include "os/system.h"
+#include "tensorferry/error.h"
+#include "tensorferry/pinned_buffer.h"
 
 namespace tensorferry::swap {
 
@@ -21,6 +25,27 @@ Arenas& arenas() {
   return all;
 }
 
+Memory page_locked(std::size_t bytes) {
+  auto buffer = std::make_shared<const PinnedBuffer>(bytes);
+  return {buffer->bytes(), buffer};
+}
+
+Memory ordinary(std::size_t bytes) {
+  os::System& system = os::System::real();
+  std::byte* const data = bytes > 0 ? system.map(bytes) : nullptr;
+  if (data == nullptr && bytes > 0) {
+    throw Error({.operation = "map swap buffers",
+                 .path = {},
+                 .offset = {},
+                 .length = bytes,
+                 .code = ENOMEM,
+                 .hint = "make buffer_bytes smaller"});
+  }
+  return {{data, bytes}, std::shared_ptr<const void>(data, [&system, bytes](std::byte* memory) {
+            if (memory != nullptr) system.unmap(memory, bytes);
+          })};
+}
+
 }  // namespace
 
 Lease::Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_bytes)
@@ -29,25 +54,25 @@ Lease::Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_byte
 Lease::~Lease() { arena_->give_back(extent_); }
 
 std::span<std::byte> Lease::pages() const noexcept {
-  return arena_->memory_.bytes().subspan(extent_.offset, extent_.bytes);
+  return arena_->memory_.bytes.subspan(extent_.offset, extent_.bytes);
 }
 
-Arena::Arena(std::size_t bytes) : memory_(align_up(bytes, page_bytes)) {
-  free_.grow(memory_.size());
-}
+Arena::Arena(Memory memory) : memory_(std::move(memory)) { free_.grow(size()); }
 
-std::shared_ptr<Arena> Arena::make(std::size_t bytes) {
-  std::shared_ptr<Arena> arena(new Arena(bytes));
+std::shared_ptr<Arena> Arena::make(std::size_t bytes, SwapMemory kind) {
+  const std::size_t pages = align_up(bytes, page_bytes);
+  std::shared_ptr<Arena> arena(
+      new Arena(kind == SwapMemory::page_locked ? page_locked(pages) : ordinary(pages)));
   Arenas& all = arenas();
   const std::lock_guard lock(all.mutex);
-  all.by_address[arena->memory_.data()] = arena;
+  all.by_address[arena->memory_.bytes.data()] = arena;
   return arena;
 }
 
 Arena::~Arena() {
   Arenas& all = arenas();
   const std::lock_guard lock(all.mutex);
-  all.by_address.erase(memory_.data());
+  all.by_address.erase(memory_.bytes.data());
 }
 
 std::shared_ptr<Lease> Arena::holder(std::span<const std::byte> memory) {
@@ -85,7 +110,7 @@ void Arena::give_back(Extent extent) {
 
 std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-  const auto first = reinterpret_cast<std::uintptr_t>(memory_.data());
+  const auto first = reinterpret_cast<std::uintptr_t>(memory_.bytes.data());
   if (begin < first || begin - first >= size()) return nullptr;
   std::shared_ptr<Lease> lease;  // outlives the lock, should it be the last
   const std::lock_guard lock(mutex_);

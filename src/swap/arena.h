@@ -1,4 +1,4 @@
-// The page-locked memory of a swap space and who holds which part of it.
+// The memory of a swap space and who holds which part of it.
 #pragma once
 
 #include <condition_variable>
@@ -10,11 +10,17 @@
 #include <span>
 
 #include "swap/extents.h"
-#include "tensorferry/pinned_buffer.h"
+#include "tensorferry/swap_space.h"
 
 namespace tensorferry::swap {
 
 class Arena;
+
+// Memory and whoever gives it back.
+struct Memory {
+  std::span<std::byte> bytes;
+  std::shared_ptr<const void> owner;
+};
 
 // A stretch of the arena, of whole pages. Its end gives the room back.
 class Lease {
@@ -36,7 +42,8 @@ class Lease {
 // Thread-safe.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  [[nodiscard]] static std::shared_ptr<Arena> make(std::size_t bytes);  // throws, as PinnedBuffer
+  // Throws Error (ENOMEM).
+  [[nodiscard]] static std::shared_ptr<Arena> make(std::size_t bytes, SwapMemory kind);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -53,16 +60,16 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // Something else than a lease has become free: whoever waits shall look again.
   void touch();
 
-  [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+  [[nodiscard]] std::size_t size() const noexcept { return memory_.bytes.size(); }
   [[nodiscard]] std::uint64_t used_bytes() const;
 
  private:
   friend class Lease;
-  explicit Arena(std::size_t bytes);
+  explicit Arena(Memory memory);
   void give_back(Extent extent);
   [[nodiscard]] std::shared_ptr<Lease> find(std::span<const std::byte> memory);
 
-  const PinnedBuffer memory_;
+  const Memory memory_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t changes_ = 0;

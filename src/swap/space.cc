@@ -51,7 +51,7 @@ Space::Space(SwapOptions options, const Seams& seams)
     : generation_(os::fork_generation()),
       store_(
           Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
-      arena_(Arena::make(options.buffer_bytes)),
+      arena_(Arena::make(options.buffer_bytes, options.memory)),
       handle_(std::make_unique<Handle>(handle::make_handle(handle_options(options), seams.parts))) {
 }
 

@@ -1,0 +1,377 @@
+"""The JSON that DeepSpeed users have: what of it counts here, what is refused, what is only noted.
+
+A key that changes numbers is honoured or refused. Keys that only concern DeepSpeed's own machinery
+are collected in `ignored`. Everything else is an error that names the nearest known key."""
+
+import difflib
+import json
+import os
+
+REQUIRED = object()
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be honoured. Says where and what to do."""
+
+
+class Section:
+    """A part of the configuration. Reading a key checks it and marks it as known."""
+
+    def __init__(self, values, name, ignored):
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name or 'the configuration'} must be an object, not {values!r}")
+        self._values = values
+        self._name = name
+        self._known = set()
+        self._ignored = ignored
+
+    def path(self, key):
+        return f"{self._name}.{key}" if self._name else key
+
+    def __contains__(self, key):
+        return key in self._values
+
+    def _get(self, names, default):
+        names = (names,) if isinstance(names, str) else names
+        self._known.update(names)
+        given = [name for name in names if name in self._values]
+        if len(given) > 1:
+            first, second = self.path(given[0]), self.path(given[1])
+            raise ConfigError(f"{first} and {second} say the same: keep one")
+        if not given:
+            if default is REQUIRED:
+                raise ConfigError(f"{self.path(names[0])} is missing")
+            return names[0], default
+        value = self._values[given[0]]
+        if value == "auto":
+            raise ConfigError(
+                f'{self.path(given[0])} is "auto", which the Hugging Face Trainer fills in: '
+                "write the value"
+            )
+        return given[0], value
+
+    def boolean(self, names, default):
+        name, value = self._get(names, default)
+        if value is not default and not isinstance(value, bool):
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be true or false")
+        return value
+
+    def number(self, names, default, least=None):
+        name, value = self._get(names, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be a number")
+        if value != value or (least is not None and value < least):
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be at least {least}")
+        return value
+
+    def whole(self, names, default, least=None):
+        value = self.number(names, default, least)
+        if value is not default and value != int(value):
+            name, _ = self._get(names, default)
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be a whole number")
+        return value if value is default else int(value)
+
+    def choice(self, names, default, choices):
+        name, value = self._get(names, default)
+        if value is not default and value not in choices:
+            raise ConfigError(
+                f"{self.path(name)} is {value!r}: it must be one of {', '.join(map(str, choices))}"
+            )
+        return value
+
+    def anything(self, names, default=None):
+        return self._get(names, default)[1]
+
+    def section(self, names, default=None):
+        """A section below this one; None where it is not there and has no default."""
+        name, value = self._get(names, None)
+        if value is None:
+            return None if default is None else Section(default, self.path(name), self._ignored)
+        return Section(value, self.path(name), self._ignored)
+
+    def refuse(self, key, unless, why):
+        """A key that would change numbers, and has but one value that does not."""
+        _, value = self._get(key, unless)
+        if value != unless:
+            raise ConfigError(f"{self.path(key)} is {value!r}: {why}")
+
+    def machinery(self, *keys):
+        """Keys that concern DeepSpeed's own machinery alone."""
+        for key in keys:
+            self._known.add(key)
+            if key in self._values:
+                self._ignored.append(self.path(key))
+
+    def done(self):
+        """All keys have been read by now: what is left is unknown."""
+        for key in self._values:
+            if key in self._known:
+                continue
+            near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.5)
+            hint = f"; did you mean {self.path(near[0])}?" if near else ""
+            raise ConfigError(f"{self.path(key)} is not known{hint}")
+
+
+def read(config):
+    """A configuration given as dict, path or open file."""
+    if isinstance(config, dict):
+        return config
+    if hasattr(config, "read"):
+        return _parse(config.read(), "the configuration")
+    with open(os.fspath(config), encoding="utf-8") as file:
+        return _parse(file.read(), os.fspath(config))
+
+
+def _parse(text, name):
+    def no_repeats(pairs):
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{name}: the key {key!r} is there twice")
+        return dict(pairs)
+
+    try:
+        values = json.loads(text, object_pairs_hook=no_repeats)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} must hold one object")
+    return values
+
+
+class Config:
+    """What a configuration asks for."""
+
+    def __init__(self, values, world_size=1):
+        self.ignored = []
+        top = Section(values, "", self.ignored)
+        self._read_batches(top, world_size)
+        self.gradient_clipping = top.number("gradient_clipping", 0.0, least=0)
+        self._read_precision(top)
+        self._read_optimizer(top)
+        self._read_aio(top.section("aio"))
+        self._read_zero(top.section("zero_optimization", {}))
+        _refuse_numbers(top)
+        top.machinery(*_MACHINERY)
+        top.done()
+
+    def _read_batches(self, top, world_size):
+        batch = top.whole("train_batch_size", None, least=1)
+        micro = top.whole("train_micro_batch_size_per_gpu", None, least=1)
+        steps = top.whole("gradient_accumulation_steps", None, least=1)
+        if steps is None and batch is not None and micro is not None:
+            steps, rest = divmod(batch, micro * world_size)
+            if rest or steps < 1:
+                raise ConfigError(
+                    f"train_batch_size {batch} is not a multiple of train_micro_batch_size_per_gpu "
+                    f"{micro} times {world_size} ranks"
+                )
+        self.gradient_accumulation_steps = steps or 1
+        if batch and micro and batch != micro * world_size * self.gradient_accumulation_steps:
+            raise ConfigError(
+                f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} x {world_size} "
+                "ranks"
+            )
+
+    def _read_precision(self, top):
+        self.dtype = None
+        self.check_overflow = False
+        self.loss_scale = None
+        bf16 = top.section(("bf16", "bfloat16"), {})
+        if bf16.boolean("enabled", False):
+            self.dtype = "bfloat16"
+            self.check_overflow = bf16.boolean("check_grad_overflow", True)
+        for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
+            bf16.refuse(key, False, "masters and states are kept in fp32")
+        bf16.machinery("immediate_grad_update", "check_grad_overflow")
+        bf16.done()
+        fp16 = top.section("fp16", {})
+        if fp16.boolean("enabled", False):
+            if self.dtype is not None:
+                raise ConfigError("bf16.enabled and fp16.enabled are both true: choose one")
+            self.dtype = "float16"
+            self.check_overflow = True
+            self.loss_scale = {
+                "static": fp16.number("loss_scale", 0, least=0),
+                "power": fp16.whole("initial_scale_power", 16, least=0),
+                "window": fp16.whole("loss_scale_window", 1000, least=1),
+                "hysteresis": fp16.whole("hysteresis", 2, least=1),
+                "consecutive": fp16.boolean("consecutive_hysteresis", False),
+                "least": fp16.number("min_loss_scale", 1, least=0),
+            }
+        fp16.refuse("auto_cast", False, "cast the inputs of the model to fp16 yourself")
+        fp16.refuse("fp16_master_weights_and_grads", False, "masters are kept in fp32")
+        fp16.machinery(
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "consecutive_hysteresis",
+            "min_loss_scale",
+        )
+        fp16.done()
+
+    def _read_optimizer(self, top):
+        self.optimizer = None
+        self.scheduler = None
+        if (section := top.section("optimizer")) is not None:
+            name = section.anything("type", REQUIRED)
+            params = section.anything("params", {})
+            section.machinery("legacy_fusion")
+            section.done()
+            self.optimizer = (name, Section(params, "optimizer.params", self.ignored))
+        if (section := top.section("scheduler")) is not None:
+            name = section.anything("type", REQUIRED)
+            params = section.anything("params", {})
+            section.done()
+            self.scheduler = (name, Section(params, "scheduler.params", self.ignored))
+
+    def _read_aio(self, aio):
+        self.handle_options = {}  # none: what suits the drive
+        if aio is None:
+            return
+        self.handle_options = {
+            "block_bytes": aio.whole("block_size", 1048576, least=1),
+            "queue_depth": aio.whole("queue_depth", 8, least=1),
+            "workers": aio.whole(
+                ("intra_op_parallelism", "thread_count", "num_threads"), 1, least=1
+            ),
+            "submit": "single" if aio.boolean("single_submit", False) else "batch",
+            "overlap": aio.boolean("overlap_events", True),
+        }
+        aio.machinery("use_gds")
+        aio.done()
+
+    def _read_zero(self, zero):
+        self.offload_optimizer = self._read_offload(zero.section("offload_optimizer", {}), 4)
+        self.offload_param = self._read_offload(zero.section("offload_param", {}), 5)
+        zero.refuse("cpu_offload", None, 'say "offload_optimizer": {"device": "cpu"}')
+        zero.refuse("cpu_offload_param", None, 'say "offload_param": {"device": "cpu"}')
+        for key in (
+            "zero_quantized_gradients",
+            "zero_quantized_nontrainable_weights",
+            "zero_quantized_weights",
+        ):
+            zero.refuse(key, False, "weights and gradients are moved as they are")
+        zero.machinery(*_ZERO_MACHINERY)
+        zero.done()
+
+    def _read_offload(self, section, buffer_count):
+        """Either of the two offload sections; the keys of one are no secret to the other."""
+        is_param = section.path("").startswith("zero_optimization.offload_param")
+        device = section.choice("device", "none", ("none", "cpu", "nvme"))
+        result = {
+            "device": device,
+            "nvme_path": section.anything("nvme_path"),
+            "buffer_count": section.whole("buffer_count", buffer_count, least=1),
+            "pin_memory": section.boolean("pin_memory", True),
+        }
+        if is_param:
+            result["buffer_size"] = section.whole("buffer_size", 10**8, least=1)
+            result["max_in_cpu"] = section.whole("max_in_cpu", 10**9, least=0)
+        else:
+            result["pipeline_read"] = section.boolean("pipeline_read", True)
+            result["pipeline_write"] = section.boolean("pipeline_write", False)
+            result["fast_init"] = section.boolean("fast_init", False)
+            section.refuse("ratio", 1.0, "all states go to the same device")
+            section.refuse("super_offload", False, "it is not to be had here")
+            section.machinery("cpuadam_cores_perc")
+        section.done()
+        if device == "nvme" and not result["nvme_path"]:
+            raise ConfigError(
+                f"{section.path('nvme_path')} is missing: name a directory on the drive"
+            )
+        return result
+
+
+def _refuse_numbers(top):
+    top.refuse("sparse_gradients", False, "gradients must be dense")
+    top.refuse("prescale_gradients", False, "gradients are averaged by torch")
+    top.refuse("gradient_predivide_factor", 1.0, "gradients are averaged by torch")
+    top.refuse("gradient_allreduce_op", "mean", "gradients are averaged by torch")
+    top.refuse("compression_training", None, "it is not to be had here")
+    for name in ("curriculum_learning", "data_efficiency", "elasticity"):
+        if (section := top.section(name)) is not None and section.boolean("enabled", False):
+            raise ConfigError(f"{name}.enabled is true: it is not to be had here")
+    for name in ("amp", "torch_autocast"):
+        if (section := top.section(name)) is not None and section.boolean("enabled", False):
+            raise ConfigError(f"{name}.enabled is true: use torch.autocast in your program")
+    if (section := top.section("data_types")) is not None:
+        section.refuse("grad_accum_dtype", None, "gradients accumulate in the dtype of the model")
+        section.machinery("param_dtype", "buffer_dtype")
+        section.done()
+
+
+_MACHINERY = (
+    "activation_checkpointing",
+    "autotuning",
+    "check_overflow",
+    "checkpoint",
+    "comms_logger",
+    "communication_data_type",
+    "compile",
+    "csv_monitor",
+    "dataloader_drop_last",
+    "disable_allgather",
+    "disable_python_gc",
+    "dump_state",
+    "flops_profiler",
+    "log_level",
+    "managed_gradient_accumulation",
+    "memory_breakdown",
+    "monitor_config",
+    "seq_parallel_communication_data_type",
+    "steps_per_print",
+    "tensorboard",
+    "use_data_before_expert_parallelism",
+    "wall_clock_breakdown",
+    "wandb",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+)
+
+_ZERO_MACHINERY = (
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "contiguous_gradients",
+    "elastic_checkpoint",
+    "gather_16bit_weights_on_model_save",
+    "ignore_unused_parameters",
+    "leaf_module",
+    "load_from_fp32_weights",
+    "log_trace_cache_warnings",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "memory_efficient_linear",
+    "mics_hierarchical_params_gather",
+    "mics_shard_size",
+    "model_persistence_threshold",
+    "module_granularity_threshold",
+    "overlap_comm",
+    "override_module_apply",
+    "param_persistence_threshold",
+    "pipeline_loading_checkpoint",
+    "prefetch_bucket_size",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "round_robin_gradients",
+    "save_muon_momentum_buffer_in_memory",
+    "stage",
+    "stage3_allgather_sequential",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_model_persistence_threshold",
+    "stage3_module_granularity_threshold",
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_use_all_reduce_for_fetch_params",
+    "sub_group_size",
+    "use_all_reduce_for_fetch_params",
+    "use_multi_rank_bucket_allreduce",
+    "zero_hpz_partition_size",
+)

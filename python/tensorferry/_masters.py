@@ -1,0 +1,62 @@
+"""A torch optimizer that steps copies in fp32 of parameters in bf16 and fp16, all in memory."""
+
+import torch
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Steps masters and copies them back. `kind` is a torch optimizer class."""
+
+    def __init__(self, kind, params, **settings):
+        optimizer = kind(params, **settings)
+        groups = optimizer.param_groups
+        super().__init__([dict(group) for group in groups], optimizer.defaults)
+        self._masters = {}  # param -> its copy in fp32
+        for group in groups:
+            for param in group["params"]:
+                half = param.dtype in HALF
+                self._masters[param] = param.detach().float() if half else param
+            group["params"] = [self._masters[param] for param in group["params"]]
+        self._inner = kind(groups, **settings)
+
+    @torch.no_grad()
+    def step(self, closure=None, *, gradient_scale=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for outer, inner in zip(self.param_groups, self._inner.param_groups):
+            inner.update({name: value for name, value in outer.items() if name != "params"})
+        halves = [(p, m) for p, m in self._masters.items() if p is not m and p.grad is not None]
+        for param, master in halves:
+            master.grad = param.grad.float()
+        if gradient_scale is not None:
+            for master in self._masters.values():
+                if master.grad is not None:
+                    master.grad.mul_(gradient_scale)
+        self._inner.step()
+        for param, master in halves:
+            master.grad = None
+            param.copy_(master)
+        return loss
+
+    def state_dict(self):
+        result = self._inner.state_dict()
+        numbers = [number for group in result["param_groups"] for number in group["params"]]
+        for number, (param, master) in zip(numbers, self._masters.items()):
+            if param is not master:
+                result["state"].setdefault(number, {})["master"] = master
+        return result
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        states = {number: dict(state) for number, state in state_dict["state"].items()}
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, (param, master) in zip(numbers, self._masters.items()):
+            saved = states.get(number, {}).pop("master", None)
+            if param is not master:
+                master.copy_(param if saved is None else saved)
+        self._inner.load_state_dict({**state_dict, "state": states})
+        for outer, inner in zip(self.param_groups, self._inner.param_groups):
+            outer.update({name: value for name, value in inner.items() if name != "params"})
