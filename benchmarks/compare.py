@@ -43,6 +43,7 @@ from jobs import (
 from pairs import Target
 from progress import Progress
 from rows import Row, call, call_less_open, cpu, speed
+from offload_rows import offload_rows
 from torch_rows import torch_rows
 
 CALL_FILE_BYTES = GIB
@@ -429,7 +430,7 @@ def main() -> int:
         sizes = [GIB] if options.quick else [256 * MIB, GIB]
         rows = [*large_rows(bench, sizes), *call_rows(bench), *cpu_rows(bench), *engine_rows(bench)]
         if not options.quick:  # building DeepSpeed's op alone takes five minutes
-            rows += torch_rows(bench)
+            rows += [*torch_rows(bench), *offload_rows(bench)]
         rows = [row for row in rows if re.search(options.rows, row.name)]
         if options.list or not rows:
             print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")

@@ -45,5 +45,9 @@ def call(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.call_us_median, other.call_us_median
 
 
+def seconds(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.repetition_seconds, other.repetition_seconds
+
+
 def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.call_us_median - ours.open_close_us, other.call_us_median

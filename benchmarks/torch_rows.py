@@ -27,10 +27,14 @@ class TorchJobs:
         self.side = side
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, kind: str, file: Path, **options: Any) -> Sample:
+    def command(self) -> list[str]:
+        return [sys.executable, str(ROOT / "benchmarks" / "torch_jobs.py"), self.side]
+
+    def run(self, kind: str, file: Path | None, **options: Any) -> Sample:
         if self.process is None:
             self.start()
-        answer = self.ask({"kind": kind, "file": str(file), **options})
+        where = {} if file is None else {"file": str(file)}
+        answer = self.ask({"kind": kind, **where, **options})
         if "error" in answer:
             raise JobFailed(f"{self.side}: {kind}: {answer['error']}")
         return Sample(engine=self.side, **answer)
@@ -43,7 +47,7 @@ class TorchJobs:
         }
         env.pop("TENSORFERRY_DEEPSPEED", None)
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "benchmarks" / "torch_jobs.py"), self.side],
+            self.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -60,8 +64,8 @@ class TorchJobs:
         line = self.process.stdout.readline()
         if not line:
             raise JobFailed(
-                f"{self.side}: ended with {self.process.wait()}; try benchmarks/torch_jobs.py "
-                f"{self.side} by hand"
+                f"{self.side}: ended with {self.process.wait()}; try by hand: "
+                f"{' '.join(self.command())}"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer

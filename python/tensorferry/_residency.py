@@ -111,6 +111,7 @@ class Residency:
         self._positions = {}  # unit -> where it is in that order
         self._now = 0
         self._trace = []  # of this pass
+        self._window_bytes = min(max(space.stats()["buffer_bytes"] // 4, 1 << 20), 256 << 20)
         self._misses = 0
         self._hits = 0
         self._overflows = 0
@@ -193,16 +194,20 @@ class Residency:
         unit.wait()
 
     def _bring_ahead(self):
-        """Starts to bring what the last pass needed next, as far as there is room for it."""
+        """Starts to bring what the last pass needed next. Only so far that the drive has always
+        something to do: the rest of the memory is for what stays from pass to pass."""
         count = len(self._order)
-        for ahead in range(min(count, 64)):
+        window = self._window_bytes
+        for ahead in range(count):
             unit = self._order[(self._now + ahead) % count]
-            if unit.memory is not None:
-                continue
-            memory = self.take(unit, sooner_than=ahead)
-            if memory is None:
+            window -= unit.nbytes
+            if unit.memory is None:
+                memory = self.take(unit, sooner_than=ahead)
+                if memory is None:
+                    return
+                unit.begin(memory)
+            if window <= 0:
                 return
-            unit.begin(memory)
 
     # --- use ---
 

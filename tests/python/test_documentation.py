@@ -1,6 +1,7 @@
 """Docstrings have examples, and they run; the README's Python runs too."""
 
 import doctest
+import importlib
 import inspect
 import os
 import re
@@ -30,7 +31,7 @@ def run_examples(owner, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "Handle", "File", "Operation", "PinnedBuffer", "aio_handle", "pin_handle"],
+    ["", "Handle", "File", "Operation", "PinnedBuffer", "SwapSpace", "aio_handle", "pin_handle"],
 )
 def test_examples(name):
     owner = getattr(tensorferry, name) if name else tensorferry
@@ -64,8 +65,16 @@ def test_everything_public_is_explained():
                     assert inspect.getdoc(value), f"{name}.{member}"
 
 
-def test_the_readme():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("owner", ["optim", "optim.offload", "offload"])
+def test_examples_with_torch(owner):
+    module = importlib.import_module("tensorferry." + owner.split(".")[0])
+    result = run_examples(getattr(module, "offload") if "." in owner else module, owner)
+    assert result.attempted > 0 and result.failed == 0
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/offload.md"])
+def test_the_documents(name):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+        exec(compile(block, name, "exec"), {"__name__": "document"})

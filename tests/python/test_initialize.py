@@ -156,7 +156,7 @@ def test_a_configuration_comes_from_a_file(tmp_path):
         ({"optimizer": {"type": "Lamb"}}, "known are .*AdamW"),
         ({"optimizer": {"params": {}}}, "optimizer.type is missing"),
         ({"scheduler": {"type": "OneCycle"}}, "known are WarmupLR"),
-        ({"zero_optimization": {"offload_optimizer": {"device": "disk"}}}, "one of none, cpu, nvme"),
+        ({"zero_optimization": {"offload_param": {"device": "disk"}}}, "one of none, cpu, nvme"),
         ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "nvme_path is missing"),
         ({"zero_optimization": {"offload_param": NVME}}, "must be on nvme too"),
         ({"zero_optimization": {"zero_quantized_weights": True}}, "moved as they are"),

@@ -1,0 +1,111 @@
+"""The rows of compare.py about optimizers and weights on NVMe."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jobs import GIB, ROOT, FioPoint, JobFailed, Sample, fio_options, fio_seconds, run
+from pairs import Target
+from rows import Row, seconds
+from torch_rows import TorchJobs
+
+STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
+STEPS = 3
+PASSES = 3
+
+
+class OffloadJobs(TorchJobs):
+    """An offload_jobs.py process, started at its first job."""
+
+    def __init__(self, side: str, folder: Path) -> None:
+        super().__init__(side)
+        self.folder = folder
+
+    def command(self) -> list[str]:
+        program = ROOT / "benchmarks" / "offload_jobs.py"
+        return [sys.executable, str(program), self.side, str(self.folder)]
+
+    def measure(self, kind: str, **options: Any) -> Sample:
+        return self.run(kind, None, **options)
+
+
+def fio_mix(bench: Any, read_bytes: int, written_bytes: int) -> Sample:
+    """fio reads one file and writes another at the same time, each at its best settings."""
+    command = ["fio", "--output-format=json"]
+    for direction, size in (("read", read_bytes), ("write", written_bytes)):
+        if size == 0:
+            continue
+        point: FioPoint = bench.best_point(direction, GIB)
+        command += [f"--name={direction}", f"--filename={bench.file(direction)}"]
+        command += [*fio_options(point, direction, GIB), f"--io_size={size}"]
+    jobs = run(command)["jobs"]
+    took = []
+    for job in jobs:
+        moved = job[job["jobname"]]["io_bytes"]
+        expected = read_bytes if job["jobname"] == "read" else written_bytes
+        if moved < expected:
+            raise JobFailed(f"fio moved {moved} bytes, not {expected}")
+        took.append(fio_seconds(job, job["jobname"]) * expected / moved)
+    return Sample(repetition_seconds=max(took), engine="fio")
+
+
+def offload_rows(bench: Any) -> list[Row]:
+    folder = bench.read_file.parent
+    ours, memory, theirs = (
+        OffloadJobs(side, folder) for side in ("tensorferry", "torch", "deepspeed")
+    )
+    for jobs in (ours, memory, theirs):
+        bench.at_end.append(jobs.end)
+    last: dict[str, Sample] = {}
+
+    def our_pass(rows: int) -> Sample:
+        last["pass"] = ours.measure("infer", rows=rows, repeat=PASSES)
+        return last["pass"]
+
+    def step_limit() -> Sample:
+        """The slower of the drive alone and the computation alone."""
+        drive = fio_mix(bench, STEP_BYTES, STEP_BYTES)
+        compute = memory.measure("step", repeat=STEPS)
+        return max(drive, compute, key=lambda sample: sample.repetition_seconds)
+
+    def pass_limit(rows: int) -> Sample:
+        known = last.get("pass") or our_pass(rows)
+        read_bytes = int(known.gb_per_second * 1e9 * known.repetition_seconds)
+        drive = fio_mix(bench, read_bytes, 0)
+        compute = memory.measure("infer", rows=rows, repeat=PASSES)
+        return max(drive, compute, key=lambda sample: sample.repetition_seconds)
+
+    step = partial(ours.measure, "step", repeat=STEPS)
+    rows = [
+        Row(
+            "AdamW step, 200 M parameters in fp32, states on NVMe / the drive or torch alone",
+            "s",
+            Target(1.10, at_least=False),
+            step,
+            step_limit,
+            seconds,
+        ),
+        Row(
+            "AdamW step, 200 M parameters in fp32 / DeepSpeed ZeRO-3 on NVMe",
+            "s",
+            Target(0.5, at_least=False),
+            step,
+            partial(theirs.measure, "step", repeat=1),
+            seconds,
+        ),
+    ]
+    for batch, name in ((4, "the drive is the limit"), (128, "the processor is")):
+        rows.append(
+            Row(
+                f"inference, weights 3x the memory for them, {name} / the drive or torch alone",
+                "s",
+                Target(1.10, at_least=False),
+                partial(our_pass, batch),
+                partial(pass_limit, batch),
+                seconds,
+            )
+        )
+    return rows
