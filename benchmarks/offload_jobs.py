@@ -1,7 +1,7 @@
 """Runs jobs about optimizers and weights on NVMe: one process, many jobs. Used by compare.py.
 
-A job is a line of JSON on standard input; what it measured is a line of JSON on standard output. The
-first argument says whose: tensorferry, torch (all in memory) or deepspeed (ZeRO-3 on NVMe).
+A job is a line of JSON on standard input; what it measured is a line of JSON on standard output.
+The first argument says whose: tensorferry, torch (all in memory) or deepspeed (ZeRO-3 on NVMe).
 """
 
 from __future__ import annotations
