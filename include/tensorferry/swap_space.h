@@ -100,7 +100,7 @@ class TENSORFERRY_EXPORT SwapSpace {
 
   // Throws Error for a directory that is not there or cannot be written, and for anything in it
   // that is not ours where ours should be: a symbolic link, another user's directory.
-  explicit SwapSpace(SwapOptions options);
+  explicit SwapSpace(const SwapOptions& options);
   // Cancels what is in flight, waits until the kernel has let go of every buffer, removes the
   // files. In a child of fork() it does nothing of that.
   ~SwapSpace();
@@ -154,7 +154,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   [[nodiscard]] std::string engine_reason() const;
 
   // For the library's own rooms.
-  SwapSpace(SwapOptions options, const swap::Seams& seams);
+  SwapSpace(const SwapOptions& options, const swap::Seams& seams);
 
  private:
   std::unique_ptr<swap::Space> space_;

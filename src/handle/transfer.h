@@ -147,18 +147,17 @@ class Transfer {
   std::size_t run_ = 0;          // guarded by the crew
   std::uint64_t block_ = 0;      // guarded by the crew
   std::size_t step_ = 0;         // guarded by the crew
-  std::atomic<bool> syncing_{false};
-
   std::atomic<std::uint64_t> unfinished_{0};
   std::atomic<std::uint64_t> moved_bytes_{0};
-  std::atomic<bool> stopping_{false};
   std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
 
+  std::atomic<bool> syncing_{false};
+  std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
+  bool ending_ = false;  // how it ends is settled; guarded by mutex_, as what follows
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::optional<Error> error_;
-  bool ending_ = false;  // how it ends is settled
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;
   const Clock::time_point queued_;

@@ -34,7 +34,9 @@ std::optional<std::uint64_t> Extents::take(std::uint64_t bytes) {
 std::optional<Extent> Extents::take_some(std::uint64_t bytes) {
   if (by_size_.empty()) return std::nullopt;
   const std::uint64_t some = std::min(bytes, by_size_.rbegin()->first);
-  return Extent{*take(some), some};
+  const auto offset = take(some);
+  if (!offset) return std::nullopt;
+  return Extent{*offset, some};
 }
 
 void Extents::give_back(Extent extent) {

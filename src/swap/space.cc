@@ -47,7 +47,7 @@ std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease
 
 }  // namespace
 
-Space::Space(SwapOptions options, const Seams& seams)
+Space::Space(const SwapOptions& options, const Seams& seams)
     : generation_(os::fork_generation()),
       store_(
           Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
@@ -86,13 +86,13 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory) {
   version->memory = memory;
   version->lease = Arena::holder(memory);
   const std::string name(key);
-  std::optional<Prefetched> outdated;
+  std::shared_ptr<const Prefetched> outdated;
   {
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[name];
     entry.versions.push_back(version);
-    if (entry.prefetched) ++counts_.prefetches_in_vain;
-    outdated = std::exchange(entry.prefetched, std::nullopt);
+    outdated = take_prefetched(entry);
+    if (outdated != nullptr) ++counts_.prefetches_in_vain;
   }
   const std::span<const std::byte> source =
       version->lease == nullptr
@@ -136,7 +136,10 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
         gone.assign(first, last);
         versions.erase(first, last);
       }
-      if (versions.empty()) entries_.erase(found);
+      if (versions.empty()) {
+        (void)take_prefetched(found->second);
+        entries_.erase(found);
+      }
     }
     settled_.wait(lock, [&version] { return version->readers == 0; });
     version->memory = {};
@@ -193,26 +196,17 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
     forward(lock, version, memory, offset);
     return nothing_to_do();
   }
-  if (entry.prefetched && entry.prefetched->version == version) {
-    const Prefetched prefetched = *std::exchange(entry.prefetched, std::nullopt);
-    lock.unlock();
-    bool there = true;
-    try {
-      prefetched.operation.wait();
-    } catch (const Error&) {  // the read below shall tell
-      there = false;
-    }
-    if (there) {
-      copy(memory, prefetched.lease->bytes().subspan(offset, memory.size()));
-      lock.lock();
-      ++counts_.prefetched;
-      lock.unlock();
-      return nothing_to_do();
-    }
-  } else {
-    lock.unlock();
+  const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entry);
+  if (prefetched != nullptr) ++counts_.prefetched;
+  lock.unlock();
+  if (prefetched == nullptr) return read(version, memory, offset);
+  try {
+    prefetched->operation.wait();
+  } catch (const Error&) {  // another read shall tell
+    return read(version, memory, offset);
   }
-  return read(version, memory, offset);
+  copy(memory, prefetched->lease->bytes().subspan(offset, memory.size()));
+  return nothing_to_do();
 }
 
 bool Space::prefetch(std::string_view key) {
@@ -223,40 +217,38 @@ bool Space::prefetch(std::string_view key) {
     const Entry& entry = find(key, "prefetch");
     version = entry.versions.back();
     if (version->pending) return false;  // it is in memory anyway
-    if (entry.prefetched) return true;
+    if (entry.prefetched != nullptr) return true;
   }
   std::shared_ptr<Lease> lease = arena_->try_take(version->bytes);
   if (lease == nullptr) return false;
   const Operation operation = read(version, lease->bytes(), 0);
   operation.when_done([arena = arena_] { arena->touch(); });  // it can be given up from now on
-  Prefetched made{version, std::move(lease), operation};
-  std::optional<Prefetched> other;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(key);
-    if (found == entries_.end() || found->second.versions.back() != version) return false;
-    other = std::exchange(found->second.prefetched, std::move(made));
-    prefetch_order_.emplace_back(key);
-  }
+  std::shared_ptr<const Prefetched> other;                    // made by another thread meanwhile
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end() || found->second.versions.back() != version) return false;
+  other = take_prefetched(found->second);
+  const std::uint64_t number = ++prefetches_;
+  found->second.prefetched =
+      std::make_shared<const Prefetched>(Prefetched{number, version, std::move(lease), operation});
+  prefetch_order_.emplace(number, key);
   return true;
 }
 
+std::shared_ptr<const Space::Prefetched> Space::take_prefetched(Entry& entry) {
+  if (entry.prefetched != nullptr) prefetch_order_.erase(entry.prefetched->number);
+  return std::exchange(entry.prefetched, nullptr);
+}
+
 bool Space::evict() {
-  std::optional<Prefetched> victim;
+  std::shared_ptr<const Prefetched> victim;
   const std::lock_guard lock(mutex_);
-  for (auto name = prefetch_order_.begin(); name != prefetch_order_.end();) {
-    const auto found = entries_.find(*name);
-    if (found == entries_.end() || !found->second.prefetched) {
-      name = prefetch_order_.erase(name);
-      continue;
-    }
-    if (found->second.prefetched->operation.done()) {
-      victim = std::exchange(found->second.prefetched, std::nullopt);
-      prefetch_order_.erase(name);
-      ++counts_.prefetches_in_vain;
-      return true;
-    }
-    ++name;
+  for (const auto& [number, key] : prefetch_order_) {
+    Entry& entry = entries_.find(key)->second;
+    if (!entry.prefetched->operation.done()) continue;
+    victim = take_prefetched(entry);
+    ++counts_.prefetches_in_vain;
+    return true;
   }
   return false;
 }
@@ -294,12 +286,10 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
     std::unique_lock lock(mutex_);
     Entry& entry = find(key, "swap in");
     const std::shared_ptr<Version> version = entry.versions.back();
-    if (entry.prefetched && entry.prefetched->version == version) {
-      const Prefetched prefetched = *std::exchange(entry.prefetched, std::nullopt);
-      if (!prefetched.operation.done() || !prefetched.operation.error()) {
-        ++counts_.prefetched;
-        return SwapSpace::Fetched{SwapBuffer(prefetched.lease), prefetched.operation};
-      }
+    const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entry);
+    if (prefetched != nullptr && !prefetched->operation.error()) {
+      ++counts_.prefetched;
+      return SwapSpace::Fetched{SwapBuffer(prefetched->lease), prefetched->operation};
     }
     if (lease == nullptr || lease->bytes().size() != version->bytes) {
       lock.unlock();
@@ -323,6 +313,7 @@ bool Space::drop(std::string_view key) {
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end()) return false;
+  (void)take_prefetched(found->second);
   gone = std::move(found->second);
   entries_.erase(found);
   return true;

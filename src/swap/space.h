@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,7 +30,7 @@ struct Seams {
 // Behind every SwapSpace stands one. Thread-safe.
 class Space {
  public:
-  Space(SwapOptions options, const Seams& seams);  // throws Error, as SwapSpace does
+  Space(const SwapOptions& options, const Seams& seams);  // throws Error, as SwapSpace does
   ~Space();
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
@@ -63,6 +62,7 @@ class Space {
   };
 
   struct Prefetched {
+    std::uint64_t number = 0;  // they count from 1
     std::shared_ptr<Version> version;
     std::shared_ptr<Lease> lease;
     Operation operation;
@@ -70,7 +70,7 @@ class Space {
 
   struct Entry {
     std::vector<std::shared_ptr<Version>> versions;  // oldest first; the last one counts
-    std::optional<Prefetched> prefetched;
+    std::shared_ptr<const Prefetched> prefetched;
   };
   using Entries = std::map<std::string, Entry, std::less<>>;
 
@@ -84,6 +84,8 @@ class Space {
   // Copies from the memory of a pending write. Unlocks meanwhile, and for good.
   void forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
                std::span<std::byte> memory, std::uint64_t offset);
+  // What has been prefetched for an entry, if anything; it is the caller's then.
+  [[nodiscard]] std::shared_ptr<const Prefetched> take_prefetched(Entry& entry);
   // Gives up one finished prefetch for the room it takes.
   [[nodiscard]] bool evict();
   void check_generation() const;
@@ -95,7 +97,8 @@ class Space {
   mutable std::mutex mutex_;
   std::condition_variable settled_;  // a write has ended, or a reader
   Entries entries_;
-  std::list<std::string> prefetch_order_;  // oldest first; may name some that are gone
+  std::uint64_t prefetches_ = 0;
+  std::map<std::uint64_t, std::string> prefetch_order_;  // number -> key, oldest first
   SwapStats counts_;
 
   std::unique_ptr<Handle> handle_;  // last: its end waits for the operations that use the rest

@@ -77,11 +77,10 @@ class Store : public std::enable_shared_from_this<Store> {
   };
 
   explicit Store(os::System& system) : system_(system) {}
-  [[nodiscard]] Status add_drive(const std::string& directory, const std::string& run,
-                                 unsigned rank);
+  [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
   void give_back(const std::vector<Piece>& pieces);
   // Each adds pieces and returns how many bytes it found room for.
-  [[nodiscard]] std::uint64_t take_whole(std::size_t drive, std::uint64_t bytes,
+  [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
                                          std::vector<Piece>& pieces);
   [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<Piece>& pieces);
   [[nodiscard]] bool grow(Drive& drive, std::uint64_t bytes);

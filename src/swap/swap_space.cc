@@ -14,9 +14,9 @@ bool in_swap_buffer(std::span<const std::byte> memory) {
   return swap::Arena::holder(memory) != nullptr;
 }
 
-SwapSpace::SwapSpace(SwapOptions options) : SwapSpace(std::move(options), swap::Seams{}) {}
-SwapSpace::SwapSpace(SwapOptions options, const swap::Seams& seams)
-    : space_(std::make_unique<swap::Space>(std::move(options), seams)) {}
+SwapSpace::SwapSpace(const SwapOptions& options) : SwapSpace(options, swap::Seams{}) {}
+SwapSpace::SwapSpace(const SwapOptions& options, const swap::Seams& seams)
+    : space_(std::make_unique<swap::Space>(options, seams)) {}
 SwapSpace::~SwapSpace() = default;
 SwapSpace::SwapSpace(SwapSpace&&) noexcept = default;
 SwapSpace& SwapSpace::operator=(SwapSpace&&) noexcept = default;
