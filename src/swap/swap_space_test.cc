@@ -477,28 +477,30 @@ TEST_F(SwapSpaceTest, many_threads_on_many_tensors_see_their_own_bytes) {
     threads.emplace_back([&, id] {
       Dice dice(id);
       const std::string key = "thread " + std::to_string(id);
-      std::optional<std::pair<std::size_t, std::uint32_t>> now;
+      bool there = false;
+      std::size_t bytes = 0;
+      std::uint32_t seed = 0;
       for (std::uint32_t round = 0; round < 300; ++round) {
         const std::uint64_t what = dice.below(6);
-        if (what <= 1 || !now) {
-          const std::size_t bytes = 1 + dice.below(MiB);
-          const std::uint32_t seed = id * 1000 + round;
+        if (what <= 1 || !there) {
+          bytes = 1 + dice.below(MiB);
+          seed = id * 1000 + round;
           auto buffer = space.take(bytes);
           support::fill_pattern(buffer->bytes(), 0, seed);
           const Operation put = space.put(key, buffer->bytes());
           if (dice.coin()) put.wait();
-          now = {bytes, seed};
+          there = true;
         } else if (what == 2) {
           (void)space.prefetch(key);
         } else if (what == 3) {
           const auto fetched = space.fetch(key);
           fetched->operation.wait();
-          wrong += !pattern_fault(fetched->buffer.bytes(), 0, now->second).empty();
+          wrong += !pattern_fault(fetched->buffer.bytes(), 0, seed).empty();
         } else if (what == 4) {
-          wrong += !fault_in(space, key, now->first, now->second).empty();
+          wrong += !fault_in(space, key, bytes, seed).empty();
         } else if (dice.below(4) == 0) {
           space.drop(key);
-          now.reset();
+          there = false;
         }
       }
     });
