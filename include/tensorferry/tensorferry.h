@@ -13,4 +13,5 @@
 #include "tensorferry/pinned_buffer.h"  // IWYU pragma: export
 #include "tensorferry/stats.h"          // IWYU pragma: export
 #include "tensorferry/swap_space.h"     // IWYU pragma: export
+#include "tensorferry/trace.h"          // IWYU pragma: export
 #include "tensorferry/version.h"        // IWYU pragma: export

@@ -1,6 +1,8 @@
 // The extension module. The doors themselves are in the other files of this folder.
 #include <nanobind/stl/string.h>
 
+#include <chrono>
+
 #include "bindings.h"
 #include "buffer.h"
 #include "unlocked.h"
@@ -33,6 +35,16 @@ NB_MODULE(_core, module) {
   bind_operations(module);
   bind_handle(module);
   bind_swap(module);
+  module.def("tracing", &tensorferry::tracing, "Whether TENSORFERRY_TRACE asks for a trace.");
+  module.def(
+      "trace_span",
+      [](const std::string& name, std::int64_t begin_ns, std::int64_t end_ns) {
+        using Time = std::chrono::steady_clock::time_point;
+        tensorferry::trace_span(name, Time(std::chrono::nanoseconds(begin_ns)),
+                                Time(std::chrono::nanoseconds(end_ns)));
+      },
+      nb::arg("name"), nb::arg("begin_ns"), nb::arg("end_ns"),
+      "Adds work of this thread to the trace, with times of time.monotonic_ns().");
   module.def(
       "validate",
       [](nb::handle buffer, nb::handle path, nb::handle offset) {

@@ -411,6 +411,14 @@ class SwapSpace:
     @property
     def closed(self) -> bool: ...
 
+def tracing() -> bool:
+    """Whether TENSORFERRY_TRACE asks for a trace."""
+
+def trace_span(name: str, begin_ns: int, end_ns: int) -> None:
+    """
+    Adds work of this thread to the trace, with times of time.monotonic_ns().
+    """
+
 def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> None:
     """
     Compares the buffer with an ordinary read of the file. OSError (EBADMSG) with the first offset that differs.

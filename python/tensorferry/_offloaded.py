@@ -8,6 +8,7 @@ import torch
 from . import _gradients, _homes
 from ._checkpoints import Checkpoints
 from ._subgroups import Plan, local, open_space, page_up
+from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
 
@@ -165,8 +166,13 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._settle()
         if self._gradients is not None:
             self._gradients.collect()
-        work = [(group, active) for group in self._groups if (active := self._active(group))]
         self._gradient_scale = gradient_scale
+        with span("optimizer step"):
+            self._step_all()
+        return loss
+
+    def _step_all(self):
+        work = [(group, active) for group in self._groups if (active := self._active(group))]
         loads = collections.deque()
         done = 0
         try:
@@ -183,7 +189,6 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         finally:
             self._inner.state = collections.defaultdict(dict)
             self._inner.param_groups = []
-        return loss
 
     def _begin_ahead(self, work, loads):
         """Begins the first of the sub-groups, and those after it as far as there is room."""
@@ -263,8 +268,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         return gradient
 
     def _compute(self, load):
-        for operation in load.operations:
-            operation.wait()
+        with span("wait for states"):
+            for operation in load.operations:
+                operation.wait()
         group = load.group
         state = collections.defaultdict(dict)
         groups = {}
@@ -286,7 +292,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             stepped[shard] = (tensor, None)
         self._inner.state = state
         self._inner.param_groups = list(groups.values())
-        self._step_inner(self._inner)
+        with span(f"{type(self._inner).__name__} step"):
+            self._step_inner(self._inner)
         states = {}
         for shard, (tensor, slots) in stepped.items():
             if tensor is None:

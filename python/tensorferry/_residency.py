@@ -7,6 +7,7 @@ import threading
 import torch
 
 from ._subgroups import page_up
+from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
 
@@ -191,7 +192,8 @@ class Residency:
         else:
             self._hits += 1
         self._bring_ahead()
-        unit.wait()
+        with span("wait for weights"):
+            unit.wait()
 
     def _bring_ahead(self):
         """Starts to bring what the last pass needed next. Only so far that the drive has always

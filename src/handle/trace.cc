@@ -8,6 +8,7 @@
 #include <new>
 
 #include "os/system.h"
+#include "tensorferry/trace.h"
 
 namespace tensorferry::handle {
 
@@ -93,6 +94,10 @@ void Trace::request(const char* verb, std::uint64_t operation, std::uint64_t off
                 std::to_string(result)));
 }
 
+void Trace::work(const std::string& name, Time begin, Time end) {
+  add(event(name, "work", static_cast<std::uint64_t>(::gettid()), begin, end, ""));
+}
+
 void Trace::add(const std::string& event) {
   const std::lock_guard lock(mutex_);
   gathered_ += written_ + gathered_.size() == 0 ? "[\n" : ",\n";
@@ -123,3 +128,14 @@ void Trace::write_out() {
 }
 
 }  // namespace tensorferry::handle
+
+namespace tensorferry {
+
+bool tracing() noexcept { return handle::Trace::active() != nullptr; }
+
+void trace_span(const std::string& name, std::chrono::steady_clock::time_point begin,
+                std::chrono::steady_clock::time_point end) {
+  if (handle::Trace* trace = handle::Trace::active()) trace->work(name, begin, end);
+}
+
+}  // namespace tensorferry

@@ -23,6 +23,7 @@ class Trace {
                  Time begin, Time end, const char* error);
   void request(const char* verb, std::uint64_t operation, std::uint64_t offset, std::uint32_t bytes,
                std::int32_t result, Time begin, Time end);
+  void work(const std::string& name, Time begin, Time end);  // of the calling thread
   void flush();
 
  private:

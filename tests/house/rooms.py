@@ -38,6 +38,7 @@ PUBLIC_HEADERS = {
     "stats.h": "handle",
     "swap_space.h": "swap",
     "tensorferry.h": "swap",
+    "trace.h": "handle",
     "version.h": "base",
 }
 

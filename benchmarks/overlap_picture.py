@@ -1,0 +1,97 @@
+"""Draws one optimizer step from a trace: which sub-groups are read, computed and written when.
+
+    echo '{"kind": "step", "repeat": 1}' | TENSORFERRY_TRACE=trace.json \\
+        python benchmarks/offload_jobs.py tensorferry DIR
+    python benchmarks/overlap_picture.py trace.json docs/pictures/overlap.svg
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+LANES = (
+    ("read", "operation", "read", "#2a78d6"),
+    ("wait", "work", "wait for states", "#b5b4ac"),
+    ("compute", "work", "AdamW step", "#1baf7a"),
+    ("write", "operation", "write", "#eb6834"),
+)
+WIDTH, LEFT, ROW, GAP = 960, 76, 12, 14
+
+
+def last_step(events: list[dict]) -> list[dict]:
+    """The events of the last step."""
+    step = max((e for e in events if e["name"] == "optimizer step"), key=lambda e: e["ts"])
+    begin, end = step["ts"], step["ts"] + step["dur"]
+    return [
+        e
+        for e in events
+        if e is not step and e["cat"] != "request" and begin <= e["ts"] and e["ts"] < end
+    ]
+
+
+def rows(spans: list[tuple[float, float]]) -> list[int]:
+    """A row for each span, so that those in one row do not overlap."""
+    ends: list[float] = []
+    chosen = []
+    for begin, end in spans:
+        row = next((i for i, free in enumerate(ends) if free <= begin), len(ends))
+        ends[row:row + 1] = [end]
+        chosen.append(row)
+    return chosen
+
+
+def draw(events: list[dict]) -> str:
+    start = min(e["ts"] for e in events)
+    stop = max(e["ts"] + e["dur"] for e in events)
+    scale = (WIDTH - LEFT - 16) / (stop - start)
+    shapes = []
+    y = 30.0
+    for label, category, name, color in LANES:
+        spans = sorted(
+            (e["ts"], e["ts"] + e["dur"])
+            for e in events
+            if e["cat"] == category and e["name"] == name
+        )
+        placed = rows(spans)
+        height = (max(placed, default=0) + 1) * ROW
+        middle = y + height / 2 + 4
+        shapes.append(f'<text x="{LEFT - 10}" y="{middle:.0f}" class="l">{label}</text>')
+        for (begin, end), row in zip(spans, placed):
+            x = LEFT + (begin - start) * scale
+            width = max((end - begin) * scale - 1, 0.8)
+            shapes.append(
+                f'<rect x="{x:.1f}" y="{y + row * ROW:.0f}" width="{width:.1f}" height="{ROW - 2}" '
+                f'rx="2" fill="{color}"/>'
+            )
+        y += height + GAP
+    milliseconds = (stop - start) / 1000
+    every = next(s for s in (10, 20, 50, 100, 200, 500, 1000) if milliseconds / s <= 12)
+    ticks = []
+    for at in range(0, int(milliseconds) + 1, every):
+        x = LEFT + at * 1000 * scale
+        ticks.append(f'<line x1="{x:.1f}" y1="24" x2="{x:.1f}" y2="{y:.0f}" class="g"/>')
+        ticks.append(f'<text x="{x:.1f}" y="16" class="t">{at} ms</text>')
+    style = (
+        "text{font:13px system-ui,sans-serif;fill:#6b6a63}.l{text-anchor:end}"
+        ".t{font-size:11px;text-anchor:middle}.g{stroke:#d9d8d0;stroke-width:1}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 4:.0f}" role="img" '
+        f'aria-label="Reads, computation and writes of one step over time">'
+        f"<style>{style}</style>{''.join(ticks)}{''.join(shapes)}</svg>\n"
+    )
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    events = json.loads(Path(sys.argv[1]).read_text())
+    target = Path(sys.argv[2])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(draw(last_step(events)))
+
+
+if __name__ == "__main__":
+    main()
