@@ -106,22 +106,24 @@ class Checkpoints:
     def _import(self, states):
         """Takes states of whole parameters, one sub-group at a time."""
         for group in self._groups:
-            pieces = {}
-            for shard in group.shards:
-                if own := self._piece(shard, states.get(shard.param, {})):
-                    pieces[shard] = own
-            if not pieces:
-                group.slots = []
-                self._space.drop(group.key)
-                continue
-            slots = group.lay_out(pieces)
-            size = page_up(slots[-1].offset + slots[-1].nbytes)
-            memory = torch.frombuffer(self._space.take(size), dtype=torch.uint8)
-            for slot in slots:
-                slot.of(memory).copy_(pieces[slot.shard][slot.name])
-            group.slots = slots
-            self._writes.append(self._space.put(group.key, memory))
+            self._import_group(group, states)
         self._settle()
+
+    def _import_group(self, group, states):
+        pieces = {}
+        for shard in group.shards:
+            if own := self._piece(shard, states.get(shard.param, {})):
+                pieces[shard] = own
+        group.slots = group.lay_out(pieces)
+        if not group.slots:
+            self._space.drop(group.key)
+            return
+        buffer = self._space.take(group.record_bytes)
+        memory = torch.frombuffer(buffer, dtype=torch.uint8)
+        for slot in group.slots:
+            slot.of(memory).copy_(pieces[slot.shard][slot.name])
+        self._writes.append(self._space.put(group.key, memory))
+        self._forget_done_writes()
 
     def _piece(self, shard, state):
         """What a shard has of the states of its parameter."""
