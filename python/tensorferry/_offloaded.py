@@ -114,10 +114,10 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     # --- the plan ---
 
-    def _element_bytes(self, param):
+    def _element_bytes(self, group, param):
         states = 3  # at most, of torch's own
         if isinstance(self._inner, torch.optim.Adam):  # AdamW is one
-            states = 3 if self._inner.defaults["amsgrad"] else 2
+            states = 3 if group.get("amsgrad", self._inner.defaults["amsgrad"]) else 2
         master = self._wants_master(param)
         size = 4 if master else param.dtype.itemsize
         state_bytes = states * size + (4 if master else 0)
@@ -213,7 +213,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         The buffer: the record of states, then values that are on the drive, then gradients."""
         known = {slot.shard for slot in group.slots}
         complete = all(shard in known for shard in active)
-        record = page_up(group.record_bytes if complete else group.spare_bytes + group.record_bytes)
+        record = page_up(max(group.record_bytes, 0 if complete else group.spare_bytes))
         end = record
         homes = {}
         gradients = {}

@@ -167,7 +167,7 @@ class Plan:
 
     def __init__(self, buffer_bytes, element_bytes, whole):
         self.buffer_bytes = buffer_bytes
-        self.element_bytes = element_bytes  # (param) -> (bytes of states, bytes in the buffers)
+        self.element_bytes = element_bytes  # (group, param) -> (bytes of states, bytes held)
         self.whole = whole
         self.largest = 0  # bytes of the largest sub-group
         self.groups = []
@@ -184,7 +184,7 @@ class Plan:
         count = values.numel()
         if count == 0:
             return []
-        state_bytes, bytes_each = self.element_bytes(param)
+        state_bytes, bytes_each = self.element_bytes(group, param)
         if self.whole:
             cuts = [(0, count)]
         elif home is not None:
