@@ -236,6 +236,10 @@ bool Space::prefetch(std::string_view key) {
     const auto found = entries_.find(key);
     if (found == entries_.end() || found->second.versions.back() != version) return false;
     other = std::exchange(found->second.prefetched, std::move(made));
+    std::erase_if(prefetch_order_, [&](const std::string& name) {  // those that were used up
+      const auto entry = entries_.find(name);
+      return name == key || entry == entries_.end() || !entry->second.prefetched;
+    });
     prefetch_order_.emplace_back(key);
   }
   return true;
