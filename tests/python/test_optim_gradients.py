@@ -81,7 +81,8 @@ def test_clipping_is_that_of_torch(tmp_path, dtype, norm_type):
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0])
 def test_many_parameters_of_any_shape_have_the_norm_of_torch(tmp_path, norm_type):
-    mine = [p for p in parameters() if p.numel() > 0] + parameters(seed=1, shapes={"cut": (90_001,)})
+    mine = [param for param in parameters() if param.numel() > 0]
+    mine += parameters(seed=1, shapes={"cut": (90_001,)})
     theirs = copies(mine)
     ours = tensorferry.optim.AdamW(mine, nvme_path=tmp_path, offload_gradients=True, **TINY)
     reference = torch.optim.AdamW(theirs, fused=True)
