@@ -133,6 +133,11 @@ class GradientStore:
             return torch.tensor(0.0)
         # In the order of the parameters, as torch: backward brings them in another.
         params = [param for param in self._numbers if param in self._norms]
+        if any(hasattr(param, "to_local") for param in params):
+            raise NotImplementedError(
+                "the norm of gradients on the drive is not known where parameters are distributed: "
+                "leave offload_gradients out to clip them"
+            )
         norms = [self._norm(param, norm_type) for param in params]
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)

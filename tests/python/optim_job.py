@@ -1,7 +1,7 @@
 """A rank of a training with torch's DistributedDataParallel or FSDP2. Prints a digest of the
 parameters after each step, and at the end its own directory.
 
-python optim_job.py (ddp|fsdp) (torch|tensorferry) DIRECTORY [gradients]
+python optim_job.py (ddp|fsdp) (torch|tensorferry) DIRECTORY
 """
 
 import hashlib
@@ -24,8 +24,27 @@ def digest(model):
     return sums.hexdigest()
 
 
+def check_gradients_on_the_drive(model, directory):
+    """Those of distributed parameters are stepped, but their norm is not known on one rank."""
+    optimizer = tensorferry.optim.AdamW(
+        model.parameters(), nvme_path=directory, offload_gradients=True
+    )
+    loss_of(model, 0).backward()
+    assert all(param.grad is None for param in model.parameters())
+    try:
+        optimizer.clip_grad_norm_(1.0)
+    except NotImplementedError:
+        pass
+    else:
+        raise AssertionError("a norm of one rank passed for that of all")
+    before = digest(model)
+    optimizer.step()
+    assert digest(model) != before
+    optimizer.close()
+
+
 def main():
-    kind, whose, directory, *extra = sys.argv[1:]
+    kind, whose, directory = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = small_model()
@@ -39,13 +58,12 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
     else:
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=0.02, nvme_path=directory, buffer_count=1, buffer_bytes=1,
-            offload_gradients="gradients" in extra,
+            model.parameters(), lr=0.02, nvme_path=directory, buffer_count=1, buffer_bytes=1
         )
     for step in range(10):
         optimizer.zero_grad()
         loss_of(model, 10 * step + dist.get_rank()).backward()
-        if step % 2 and "gradients" not in extra:
+        if step % 2:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
         if step == 5:
@@ -56,6 +74,8 @@ def main():
     dist.barrier()
     if whose != "torch":
         optimizer.close()
+    if whose != "torch" and kind == "fsdp":
+        check_gradients_on_the_drive(model, directory)
     dist.destroy_process_group()
 
 
