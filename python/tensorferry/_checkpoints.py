@@ -1,12 +1,13 @@
 """How an optimizer with states on NVMe saves and loads them, one sub-group at a time."""
 
 import collections
+import copy
 import itertools
 
 import torch
 
 from . import _homes
-from ._subgroups import flat_as, local, page_up
+from ._subgroups import flat_as, letting_go, local, page_up
 
 
 class Checkpoints:
@@ -80,17 +81,20 @@ class Checkpoints:
                     "loaded state dict contains a parameter group that doesn't match the size of "
                     "optimizer's group"
                 )
-        self._settle_quietly()
         numbers = itertools.chain.from_iterable(other["params"] for other in saved)
         params = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
         by_number = dict(zip(numbers, params))
-        for group, other in zip(self.param_groups, saved):
-            group.update({name: value for name, value in other.items() if name != "params"})
         states = {
             by_number[number]: state
             for number, state in state_dict["state"].items()
             if number in by_number
         }
+        self._check_shapes(states)
+        self._settle_quietly()
+        self._spoiled = "a checkpoint could not be loaded to the end"
+        for group, other in zip(self.param_groups, saved):
+            own = {name: value for name, value in other.items() if name != "params"}
+            group.update(copy.deepcopy(own))
         self._import(states)
         self._spoiled = None
         for hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -103,55 +107,59 @@ class Checkpoints:
             pass
 
     @torch.no_grad()
+    @letting_go()
     def _import(self, states):
         """Takes states of whole parameters, one sub-group at a time."""
         for group in self._groups:
-            self._import_group(group, states)
+            pieces = {}
+            for shard in group.shards:
+                if own := self._piece(shard, states.get(shard.param, {})):
+                    pieces[shard] = own
+            self._write_pieces(group, pieces)
         self._settle()
 
-    def _import_group(self, group, states):
-        pieces = {}
-        for shard in group.shards:
-            if own := self._piece(shard, states.get(shard.param, {})):
-                pieces[shard] = own
-        group.slots = group.lay_out(pieces)
-        if not group.slots:
+    def _write_pieces(self, group, pieces):
+        # The buffer is let go of before the next is taken: there may be but one.
+        if not pieces:
+            group.slots = []
             self._space.drop(group.key)
             return
-        buffer = self._space.take(group.record_bytes)
-        memory = torch.frombuffer(buffer, dtype=torch.uint8)
-        for slot in group.slots:
+        slots = group.lay_out(pieces)
+        size = page_up(slots[-1].offset + slots[-1].nbytes)
+        memory = torch.frombuffer(self._space.take(size), dtype=torch.uint8)
+        for slot in slots:
             slot.of(memory).copy_(pieces[slot.shard][slot.name])
+        group.slots = slots
         self._writes.append(self._space.put(group.key, memory))
-        self._forget_done_writes()
+
+    def _check_shapes(self, states):
+        """Refuses states that cannot be those of these parameters, before anything has changed."""
+        for param, state in states.items():
+            shards = self._shards[param]
+            for name, value in state.items():
+                if not shards or shards[0].whole or _is_small(shards[0], name, value):
+                    continue
+                if local(value).shape != local(param).shape:
+                    raise ValueError(
+                        f"state '{name}' has shape {tuple(value.shape)}, its parameter "
+                        f"{tuple(param.shape)}"
+                    )
 
     def _piece(self, shard, state):
         """What a shard has of the states of its parameter."""
         shard.small = {}
         own = {}
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor):
-                shard.small[name] = value
+            if name == "master" and not shard.master:
                 continue
-            value = local(value)
-            if name == "step" or (value.dim() == 0 and len(shard.size) > 0):
-                shard.small[name] = value.clone()
-            elif shard.whole:
-                own[name] = value
-            elif value.shape == shard.size:
-                own[name] = flat_as(value, shard.stride)[shard.begin : shard.end]
+            if isinstance(value, torch.Tensor):
+                value = _as_stepped(shard, name, local(value))
+            if _is_small(shard, name, value):
+                shard.small[name] = copy.deepcopy(value)
             else:
-                raise ValueError(
-                    f"state '{name}' has shape {tuple(value.shape)}, its parameter "
-                    f"{tuple(shard.size)}"
-                )
+                own[name] = value
         if shard.master and "master" not in own and state:
             own["master"] = self._values_of(shard).float()
-        elif not shard.master:
-            own.pop("master", None)
-        # Masters and states of them are fp32, whatever the file holds.
-        if shard.master:
-            own = {name: value.float() for name, value in own.items()}
         order = {"master": 0}
         return dict(sorted(own.items(), key=lambda item: order.get(item[0], 1)))
 
@@ -164,6 +172,26 @@ class Checkpoints:
         for operation in home.read(memory, shard.begin, shard.end):
             operation.wait()
         return shard.shaped(memory[:size].view(shard.param.dtype))
+
+
+def _is_small(shard, name, value):
+    """Whether a state stays in memory."""
+    if not isinstance(value, torch.Tensor) or name == "step":
+        return True
+    return value.dim() == 0 and (shard.whole or local(shard.param).dim() > 0)
+
+
+def _as_stepped(shard, name, value):
+    """A state, whole as in a file, as the step wants it: in the dtype that torch would give it, and
+    of a parameter that is cut only what this shard has."""
+    dtype = value.dtype
+    if name == "step":
+        dtype = torch.float32 if shard.group.get("fused") else dtype
+    elif shard.param.is_floating_point():
+        dtype = shard.dtype
+    if not _is_small(shard, name, value) and not shard.whole:
+        value = flat_as(value, shard.stride)[shard.begin : shard.end]
+    return value.to(dtype)
 
 
 def _like(tensor, param):

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from ._subgroups import flat_as, local, page_up
+from ._subgroups import flat_as, letting_go, local, page_up
 
 
 def norm_of(gradient, norm_type=2.0):
@@ -28,8 +28,10 @@ class GradientStore:
         self._optimizer = None
         self._numbers = {}  # param -> its part of the keys
         self._norms = {}  # param -> 2-norm of its stored gradient; those that have one
-        self._scales = {}  # param -> what clipping has asked for
+        self._scales = {}  # param -> what clipping has asked for, each time
         self._hooks = []
+        self._writes = []
+        self._failed = None  # why the gradients are not complete
 
     def attach(self, optimizer):
         self._optimizer = weakref.ref(optimizer)
@@ -46,7 +48,8 @@ class GradientStore:
 
         for param in params:
             self._numbers.setdefault(param, len(self._numbers))
-            self._hooks.append(param.register_post_accumulate_grad_hook(take))
+            if param.requires_grad:  # collect() takes those of a parameter that is thawed later
+                self._hooks.append(param.register_post_accumulate_grad_hook(take))
 
     def detach(self):
         for hook in self._hooks:
@@ -67,12 +70,24 @@ class GradientStore:
         return shard.param in self._norms
 
     def collect(self):
-        """Takes what is in memory still, because no hook has seen it."""
+        """Takes what is in memory still, because no hook has seen it, and waits for all writes."""
         for param in self._numbers:
             if param.grad is not None:
                 self._take(param)
+        for operation in self._writes:
+            try:
+                operation.wait()
+            except OSError as error:
+                self._failed = self._failed or error
+        self._writes = []
+        if self._failed is not None:
+            raise RuntimeError(
+                f"a gradient could not be written ({self._failed}); parameters and states are as "
+                "they were: zero_grad() and compute the gradients again"
+            ) from self._failed
 
     @torch.no_grad()
+    @letting_go()
     def _take(self, param):
         if param.grad.layout != torch.strided:
             raise RuntimeError("gradients must be dense to go to the drive")
@@ -84,9 +99,14 @@ class GradientStore:
                 whole[shard.begin : shard.end].add_(self._fetch(shard))
             self._scales.pop(param, None)
         self._norms[param] = norm_of(whole)
-        for shard in shards:
-            self._put(shard, whole[shard.begin : shard.end])
-        self._optimizer()._forget_done_writes()
+        try:
+            for shard in shards:
+                self._put(shard, whole[shard.begin : shard.end])
+        except OSError as error:
+            self._failed = error
+            raise
+        # Those that have failed are asked by collect().
+        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
         param.grad = None
 
     # Each buffer is let go of before the next is taken: there may be but one.
@@ -94,14 +114,12 @@ class GradientStore:
     def _put(self, shard, gradient):
         memory = self._take_buffer(shard)
         memory[: self._nbytes(shard)].view(gradient.dtype).copy_(gradient)
-        self._optimizer()._writes.append(self._space.put(self._key(shard), memory))
+        self._writes.append(self._space.put(self._key(shard), memory))
 
     def _fetch(self, shard):
         memory = self._take_buffer(shard)
         self.read(shard, memory).wait()
-        gradient = self.result(shard, memory)
-        scale = self.scale_of(shard)
-        return gradient if scale is None else gradient.mul_(scale)
+        return self.result(shard, memory)
 
     def _take_buffer(self, shard):
         buffer = self._space.take(page_up(self._nbytes(shard)))
@@ -112,40 +130,49 @@ class GradientStore:
         return self._space.get(self._key(shard), room[: page_up(self._nbytes(shard))])
 
     def result(self, shard, room):
-        """What read() has brought; it is yet to be scaled."""
-        return room[: self._nbytes(shard)].view(shard.param.dtype)
-
-    def scale_of(self, shard):
-        """What clipping has asked for, or None."""
-        return self._scales.get(shard.param)
+        """What read() has brought, scaled as clipping has asked."""
+        gradient = room[: self._nbytes(shard)].view(shard.param.dtype)
+        for scale in self._scales.get(shard.param, ()):
+            gradient.mul_(scale)
+        return gradient
 
     @torch.no_grad()
+    @letting_go()
     def clip(self, max_norm, norm_type):
         self.collect()
         if not self._norms:
             return torch.tensor(0.0)
-        total = self.total_norm(norm_type)
+        # As torch does it: each norm in the dtype of its gradient.
+        norms = [self._norm(p, norm_type).to(p.dtype) for p in self._in_order()]
+        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         scale = clip_scale(total, max_norm)
         for param in self._norms:
-            before = self._scales.get(param)
-            self._scales[param] = scale if before is None else before * scale
+            self._scales.setdefault(param, []).append(scale)
         return total
 
-    def total_norm(self, norm_type=2.0):
+    def total_norm(self):
         """Of all gradients together."""
-        # In the order of the parameters, not in that of backward: sums depend on it.
-        norms = [self._norm(p, norm_type) for p in self._numbers if p in self._norms]
-        return torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        norms = [self._norm(p, 2.0) for p in self._in_order()]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
+
+    def _in_order(self):
+        """Parameters that have a gradient, in their order: backward brings them in another, and
+        sums depend on it."""
+        params = [param for param in self._numbers if param in self._norms]
+        if any(hasattr(param, "to_local") for param in params):
+            raise NotImplementedError(
+                "the norm of gradients on the drive is not known where parameters are distributed: "
+                "leave offload_gradients out to clip them"
+            )
+        return params
 
     def _norm(self, param, norm_type):
-        if norm_type == 2.0:
-            norm = self._norms[param]
-        else:
-            shards = self._optimizer()._shards[param]
-            parts = [norm_of(self._fetch(shard), norm_type) for shard in shards]
-            return torch.linalg.vector_norm(torch.stack(parts), norm_type)
-        scale = self._scales.get(param)
-        return norm if scale is None else norm * scale
+        if norm_type == 2.0 and param not in self._scales:
+            return self._norms[param]
+        gradient = torch.empty(local(param).numel(), dtype=param.dtype)
+        for shard in self._optimizer()._shards[param]:
+            gradient[shard.begin : shard.end] = self._fetch(shard)
+        return norm_of(gradient, norm_type)
 
     def drop(self):
         """Forgets all gradients, as zero_grad() does."""
@@ -154,3 +181,5 @@ class GradientStore:
                 self._space.drop(self._key(shard))
         self._norms = {}
         self._scales = {}
+        self._writes = []
+        self._failed = None

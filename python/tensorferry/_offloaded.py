@@ -1,13 +1,14 @@
 """The step of an optimizer whose states live on NVMe."""
 
 import collections
+import contextlib
 import logging
 
 import torch
 
 from . import _gradients, _homes
 from ._checkpoints import Checkpoints
-from ._subgroups import Plan, local, open_space, page_up
+from ._subgroups import Plan, letting_go, local, open_space, page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
@@ -86,8 +87,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._pipeline_write = pipeline_write
         self._buffer_count = buffer_count
         self._writes = []
-        self._spoiled = None
         self._gradient_scale = None
+        self._begun = False  # has a step changed anything?
+        self._spoiled = None  # why the states cannot be used
         self._gradients = _gradients.GradientStore() if offload_gradients else None
         self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in _ELEMENTWISE)
         self._shards = collections.defaultdict(list)  # param -> its shards
@@ -102,13 +104,17 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 room,
             )
         self._space = open_space(nvme_path, buffer_count * page_up(room), **handle_options)
-        if not fast_init:
-            self._space.reserve(2 * sum(group.spare_bytes for group in self._groups))
-        started = {param: dict(state) for param, state in optimizer.state.items()}
+        try:
+            if not fast_init:
+                self._space.reserve(2 * sum(group.spare_bytes for group in self._groups))
+            if optimizer.state:
+                self._import(optimizer.state)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._space.close()
+            raise
         optimizer.state = collections.defaultdict(dict)
         optimizer.param_groups = []
-        if started:
-            self._import(started)
         if offload_gradients:
             self._gradients.attach(self)
 
@@ -173,13 +179,15 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def _step_all(self):
         work = [(group, active) for group in self._groups if (active := self._active(group))]
+        self._begun = False
         loads = collections.deque()
         done = 0
         try:
             for done in range(len(work)):
-                self._begin_ahead(work[done:], loads)
-                # Nobody else may hold the load: its buffer is free when its writes are done.
-                self._compute(loads.popleft())
+                with letting_go():
+                    self._begin_ahead(work[done:], loads)
+                    # Nobody else may hold the load: its buffer is free when its writes are done.
+                    self._compute(loads.popleft())
             done = len(work)
             if not self._pipeline_write:
                 self._settle()
@@ -213,7 +221,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         The buffer: the record of states, then values that are on the drive, then gradients."""
         known = {slot.shard for slot in group.slots}
         complete = all(shard in known for shard in active)
-        record = page_up(max(group.record_bytes, 0 if complete else group.spare_bytes))
+        # States that come make a new record in the place of the old one.
+        spare = 0 if complete else group.spare_bytes
+        record = page_up(max(group.record_bytes, spare))
         end = record
         homes = {}
         gradients = {}
@@ -261,8 +271,6 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 gradient = gradient.clone()  # it lies where the result goes
             room = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
             gradient = shard.shaped(room.view(shard.dtype)).copy_(gradient)
-        if self._is_stored(shard) and (scale := self._gradients.scale_of(shard)) is not None:
-            gradient.mul_(scale)
         if self._gradient_scale is not None:
             gradient.mul_(self._gradient_scale)
         return gradient
@@ -275,8 +283,10 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         state = collections.defaultdict(dict)
         groups = {}
         stepped = {}  # shard -> the tensor that is stepped
+        first = not group.slots and isinstance(self._inner, torch.optim.Adam)
+        record = self._first_states(load) if first else group.slots
         for shard in group.shards:
-            slots = {slot.name: slot.of(load.record) for slot in group.slots_of(shard)}
+            slots = {slot.name: slot.of(load.record) for slot in record if slot.shard is shard}
             if shard not in load.active:
                 stepped[shard] = (None, slots)
                 continue
@@ -285,13 +295,14 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 tensor = slots.pop("master") if "master" in slots else tensor.float()
             tensor.grad = self._gradient(load, shard)
             state[tensor] = {**shard.small, **slots}
-            if not state[tensor]:
-                state[tensor] = self._first_states(shard)
+            if first:
+                state[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32)
             own = groups.setdefault(id(shard.group), {**shard.group, "params": []})
             own["params"].append(tensor)
             stepped[shard] = (tensor, None)
         self._inner.state = state
         self._inner.param_groups = list(groups.values())
+        self._begun = True
         with span(f"{type(self._inner).__name__} step"):
             self._step_inner(self._inner)
         states = {}
@@ -309,15 +320,22 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         for shard, room in load.homes.items():
             self._writes += _homes.home_of(shard.param).write(room, shard.begin, shard.end)
 
-    def _first_states(self, shard):
-        """Adam's states before its first step, as torch makes them."""
-        if not isinstance(self._inner, torch.optim.Adam):
-            return {}
-        names = ["exp_avg", "exp_avg_sq"]
-        if shard.group["amsgrad"]:
-            names.append("max_exp_avg_sq")
-        small = {"step": torch.tensor(0.0, dtype=torch.float32)}
-        return small | {name: torch.zeros(shard.shape, dtype=shard.dtype) for name in names}
+    def _first_states(self, load):
+        """Adam's states before its first step, as torch makes them, but in the buffer: memory from
+        elsewhere, taken and given back for each sub-group, adds up in the heap."""
+        made = {}
+        for shard in load.active:
+            names = ["master"] if shard.master else []
+            names += ["exp_avg", "exp_avg_sq"]
+            names += ["max_exp_avg_sq"] if shard.group["amsgrad"] else []
+            like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
+            made[shard] = dict.fromkeys(names, like)
+        slots = load.group.lay_out(made)
+        for slot in slots:
+            state = slot.of(load.record).zero_()
+            if slot.name == "master":
+                state.copy_(load.values(slot.shard))
+        return slots
 
     def _sort(self, shard, tensor, state):
         """Keeps what is small, returns what goes to the drive."""
@@ -335,18 +353,18 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         slots = group.lay_out(states)
         size = page_up(slots[-1].offset + slots[-1].nbytes) if slots else 0
         if size == 0:
+            group.slots = []
+            self._space.drop(group.key)
             return
-        same = [(s.shard, s.name, s.offset, s.shape, s.dtype) for s in slots] == [
-            (s.shard, s.name, s.offset, s.shape, s.dtype) for s in group.slots
-        ]
-        if not same:
-            # A state has come or gone: what lies in the buffer may be in the way of what moves.
-            states = {
-                shard: {name: tensor.clone() for name, tensor in own.items()}
-                for shard, own in states.items()
-            }
-            if size > memory.numel():
-                memory = torch.empty(size, dtype=torch.uint8)
+        begin = memory.data_ptr()
+        end = begin + memory.numel()
+        if size > memory.numel():
+            memory = torch.empty(size, dtype=torch.uint8)
+        for slot in slots:  # what moves within the buffer may be in the way of others
+            source = states[slot.shard][slot.name]
+            moves = source.data_ptr() != memory.data_ptr() + slot.offset
+            if moves and begin <= source.data_ptr() < end:
+                states[slot.shard][slot.name] = source.clone()
         for slot in slots:
             target = slot.of(memory)
             source = states[slot.shard][slot.name]
@@ -374,19 +392,16 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 )
             raise failed
 
-    def _forget_done_writes(self):
-        """Lets go of writes that have ended well; the others are asked by _settle()."""
-        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
-
     def _fail(self, error, done, total, loads):
         for load in loads:
             for operation in load.operations:
                 operation.cancel()
+        loads.clear()
         try:
             self._settle()
         except OSError:
             pass
-        if done > 0 or self._spoiled is not None:
+        if self._begun or self._spoiled is not None:
             self._spoiled = self._spoiled or (
                 f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
                 "are of different steps"
@@ -426,8 +441,10 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             return
         if self._gradients is not None:
             self._gradients.detach()
-        self._settle()
-        self._space.close()
+        try:
+            self._settle()
+        finally:
+            self._space.close()
 
     def __repr__(self):
         name = type(self._inner).__name__

@@ -1,7 +1,9 @@
 """How an optimizer's parameters are cut into pieces that fit the buffers, and how the states of a
 piece lie in one record on the drive."""
 
+import contextlib
 import os
+import traceback
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +12,11 @@ from ._core import SwapSpace
 
 PAGE = 4096
 
+# Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
+# the record its values and its gradient.
+STATE_PAGES = 4 * PAGE
+HELD_PAGES = STATE_PAGES + 2 * PAGE
+
 # Parameters are cut at multiples of this: whole pages for any dtype, and whole vectors, so that
 # torch's kernels compute the same bits as over the whole parameter.
 CUT = 4096
@@ -17,6 +24,16 @@ CUT = 4096
 
 def page_up(count):
     return -(-count // PAGE) * PAGE
+
+
+@contextlib.contextmanager
+def letting_go():
+    """Takes the buffers out of the frames of an exception: who handles it may wait for them."""
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def open_space(nvme_path, buffer_bytes, **handle_options):
@@ -158,16 +175,14 @@ class SubGroup:
                 offset += page_up(slot.nbytes)
         return slots
 
-    def slots_of(self, shard):
-        return [slot for slot in self.slots if slot.shard is shard]
-
 
 class Plan:
     """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
 
     def __init__(self, buffer_bytes, element_bytes, whole):
         self.buffer_bytes = buffer_bytes
-        self.element_bytes = element_bytes  # (group, param) -> (bytes of states, bytes held)
+        # (group, param) -> (bytes of states, bytes in the buffers), each of an element
+        self.element_bytes = element_bytes
         self.whole = whole
         self.largest = 0  # bytes of the largest sub-group
         self.groups = []
@@ -190,18 +205,17 @@ class Plan:
         elif home is not None:
             cuts = home.cuts
         else:
-            most = max(self.buffer_bytes // bytes_each // CUT, 1) * CUT
+            most = max((self.buffer_bytes - HELD_PAGES) // bytes_each // CUT, 1) * CUT
             cuts = [(at, min(at + most, count)) for at in range(0, count, most)]
         shards = []
         for begin, end in cuts:
             shard = Shard(param, group, size, stride, begin, end, self.whole, master)
-            pages = 5 * PAGE  # each of its tensors is rounded up
-            nbytes = (end - begin) * bytes_each + pages
+            nbytes = (end - begin) * bytes_each + HELD_PAGES
             if not self.groups or self._filled + nbytes > self.buffer_bytes:
                 self.groups.append(SubGroup(len(self.groups)))
                 self._filled = 0
             self.groups[-1].shards.append(shard)
-            self.groups[-1].spare_bytes += (end - begin) * state_bytes + pages
+            self.groups[-1].spare_bytes += (end - begin) * state_bytes + STATE_PAGES
             self._filled += nbytes
             self.largest = max(self.largest, self._filled)
             shards.append(shard)

@@ -22,3 +22,9 @@ def handle(engine):
 def path(tmp_path):
     """A path at which nothing is yet."""
     return str(tmp_path / "data.bin")
+
+
+@pytest.fixture
+def space(tmp_path, engine):
+    with tensorferry.SwapSpace(tmp_path, buffer_bytes=4 << 20, engine=engine) as space:
+        yield space

@@ -1,0 +1,64 @@
+"""Drives of a test's own: full ones, and ones that fail."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "command"))
+from loop_mount import loop_mount  # noqa: E402
+
+__all__ = ["FailingDrive", "failing_drive", "loop_mount", "memory_mount"]
+
+
+@contextmanager
+def memory_mount(place, size):
+    """A tmpfs of so many bytes."""
+    point = place / "tmpfs"
+    point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", point]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
+        pytest.skip("tmpfs cannot be mounted here")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+class FailingDrive:
+    """An ext4 on a loop device that can lose its bytes, or end."""
+
+    def __init__(self, point, image):
+        self.point = point
+        self._image = image
+        self._bytes = os.path.getsize(image)
+
+    def lose(self):
+        """What was written behind the first 8 MiB cannot be read any more (EIO); what is written
+        from now on can."""
+        os.sync()  # what the file system itself has to write is written before
+        os.truncate(self._image, 8 << 20)
+
+    def end(self):
+        """From now on everything gives EIO."""
+        point = os.open(self.point, os.O_RDONLY)
+        fcntl.ioctl(point, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN, in no header
+        os.close(point)
+
+    def recover(self):
+        os.truncate(self._image, max(self._bytes, os.path.getsize(self._image)))
+
+
+@contextmanager
+def failing_drive(place, size="256M"):
+    with loop_mount(place, size=size) as point:
+        drive = FailingDrive(point, place / "ext4.img")
+        try:
+            yield drive
+        finally:
+            drive.recover()

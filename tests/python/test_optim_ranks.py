@@ -1,0 +1,55 @@
+"""Several ranks: each has its states in a directory of its own, and the numbers are torch's."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+JOB = os.path.join(os.path.dirname(__file__), "optim_job.py")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(*arguments, ranks=2):
+    """What each rank printed: (lines of steps, other lines)."""
+    port = str(free_port())
+    processes = []
+    for rank in range(ranks):
+        env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        processes.append(subprocess.Popen([sys.executable, JOB, *map(str, arguments)], env=env,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True))
+    outcomes = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=200)
+            assert process.returncode == 0, err
+            lines = out.splitlines()
+            outcomes.append(([line for line in lines if line[0].isdigit()],
+                             [line for line in lines if not line[0].isdigit()]))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return outcomes
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_get_the_numbers_of_torch(tmp_path, kind):
+    expected = run_ranks(kind, "torch", tmp_path)
+    got = run_ranks(kind, "tensorferry", tmp_path)
+    for rank in range(2):
+        assert len(got[rank][0]) == 10
+        assert got[rank][0] == expected[rank][0]
+    own = [lines[1][0] for lines in got]
+    assert own[0] != own[1] and all("tensorferry-swap" in line for line in own)
+    assert ".0." in own[0] and ".1." in own[1]
+    assert os.listdir(next(tmp_path.iterdir())) == []
