@@ -35,7 +35,8 @@ class GradientStore:
 
         for param in params:
             self._numbers.setdefault(param, len(self._numbers))
-            self._hooks.append(param.register_post_accumulate_grad_hook(take))
+            if param.requires_grad:  # collect() finds those of others, should they ever come
+                self._hooks.append(param.register_post_accumulate_grad_hook(take))
 
     def detach(self):
         for hook in self._hooks:
