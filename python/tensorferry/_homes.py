@@ -39,7 +39,7 @@ class Home:
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
         number = self.dtype.is_floating_point or self.dtype.is_complex
         nothing = float("nan") if number else 0
-        self.absent = torch.full((1,), nothing, dtype=self.dtype).expand(self.size)
+        self.absent = torch.full((), nothing, dtype=self.dtype).expand(self.size)
         _homes[param] = self
 
     @property
@@ -67,8 +67,8 @@ class Home:
         inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
         if sum(last - first for first, last in inside) != end - begin:
             raise RuntimeError(
-                "this optimizer was made before the weights went to NVMe: call offload.parameters() "
-                "first"
+                "this optimizer was made before the weights went to NVMe: call "
+                "offload.parameters() first"
             )
         size = self.dtype.itemsize
         for first, last in inside:

@@ -1,4 +1,4 @@
-"""Which weights are in memory: those in use, those that come next, and others while there is room."""
+"""Which weights are in memory: those in use, those that come next, others while there is room."""
 
 import bisect
 import logging

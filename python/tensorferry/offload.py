@@ -84,7 +84,7 @@ class _Hook(_OnDrive):
 
 
 class OffloadedParameters(_OnDrive):
-    """What offload.parameters() has made of a model. Lives as long as the model or until close()."""
+    """What offload.parameters() has made of a model. Lives as long as that or until close()."""
 
     def __init__(
         self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
