@@ -94,12 +94,20 @@ class Unit:
         for home in self.homes:
             home.param.data = home.absent
 
-    def bring_out(self):
-        """The first time: from where the parameters are to the drive."""
+    def bring_in(self, empty):
+        """The first time: from where the parameters are, if they have values, to its memory."""
         self.hold(self.residency.take(self))
+        self.users = 1
         with torch.no_grad():
             for home in self.homes:
-                home.of(self.memory).copy_(home.param)
+                values = home.of(self.memory)
+                if home.param not in empty:
+                    values.copy_(home.param)
+                home.param.data = values
+
+    def bring_out(self):
+        """And from there to the drive."""
+        self.users = 0
         self.write_back()
         for home in self.homes:
             home.param.data = home.absent

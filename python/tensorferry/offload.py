@@ -12,6 +12,8 @@ Training works as before, with an optimizer of tensorferry.optim: that steps wei
 """
 
 import contextlib
+import ctypes
+import os
 import threading
 
 import torch
@@ -90,6 +92,7 @@ class OffloadedParameters(_OnDrive):
         self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
     ):
         _check(model)
+        _give_back_what_is_freed()
         self._model = model
         self._hooks = []
         self._frames = threading.local()
@@ -114,27 +117,28 @@ class OffloadedParameters(_OnDrive):
         units = {}  # param -> unit
         needs = {self._model: []}
         for number, (module, subtree) in enumerate(self._modules):
-            self._materialise(subtree, made, units)
-            if own := [made.get(param, param) for param in owners[module]]:
-                unit = Unit(self._residency)
-                for index, param in enumerate(own):
-                    unit.add(Home(param, f"{number}.{index}", self._space, unit))
-                    units[param] = unit
+            fresh = [part for part in subtree if _materialise(part, made)]
+            unit = Unit(self._residency) if owners[module] else None
+            for index, param in enumerate(made.get(param, param) for param in owners[module]):
+                unit.add(Home(param, f"{number}.{index}", self._space, unit))
+                units[param] = unit
+            if unit:
+                unit.bring_in(empty={made[param] for param in owners[module] if param in made})
+            self._start(subtree, fresh, units)
+            if unit:
                 unit.bring_out()
             for part in subtree:
-                needed = _units_of([part], units)
-                if needed:
+                if needed := _units_of([part], units):
                     needs.setdefault(part, needed)
             if needed := _units_of(subtree, units):
                 needs[module] = needed
         self._residency.settle()
         return needs
 
-    def _materialise(self, subtree, made, units):
-        """Makes what a module has on the meta device, with the values it starts with."""
-        fresh = [part for part in subtree if _materialise_part(part, made)]
+    def _start(self, subtree, fresh, units):
+        """Gives fresh modules the values they start with."""
         with contextlib.ExitStack() as frame:
-            for unit in _units_of(fresh, units):  # shared with modules that were made before
+            for unit in _units_of(fresh, units):  # also what was made before and is shared
                 self._use(unit, frame)
             for start in _starts(subtree, fresh, self._initialize):
                 start()
@@ -257,6 +261,22 @@ class OffloadedParameters(_OnDrive):
         return f"<tensorferry.offload.OffloadedParameters: {self._space!r}>"
 
 
+def _give_back_what_is_freed():
+    """Makes glibc map blocks of 4 MiB and more each by itself, unless the user has said otherwise.
+
+    By default it learns to put them on its heap, where the room of one gradient is too small for
+    the next of the same size, as those are aligned: a model of 1 GiB has 1.5 GiB of such holes."""
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+        mallopt(mmap_threshold, 4 << 20)
+        mallopt(trim_threshold, 8 << 20)
+
+
 def _check(model):
     for name, param in model.named_parameters():
         if home_of(param) is not None:
@@ -333,7 +353,7 @@ def _without_parameters(output):
     return output
 
 
-def _materialise_part(part, made):
+def _materialise(part, made):
     """Makes what a module has itself on the meta device. Was there anything?"""
     fresh = False
     for name, param in list(part._parameters.items()):
