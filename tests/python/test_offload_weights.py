@@ -98,7 +98,8 @@ def test_a_state_dict_outlives_steps_and_the_offload(tmp_path, pipeline_write):
         fused = torch.optim.AdamW(other.parameters(), lr=1e-2, fused=True)
         states = []
         for _ in range(4):
-            states.append((model.state_dict(), {k: v.clone() for k, v in other.state_dict().items()}))
+            wanted = {key: value.clone() for key, value in other.state_dict().items()}
+            states.append((model.state_dict(), wanted))
             train(model, 1, data, optimizer)
             train(other, 1, data, fused)
         for mine, wanted in states:
@@ -272,7 +273,8 @@ def test_modules_on_the_meta_device_reset_themselves(tmp_path, name):
             if name == "tied":
                 continue  # the last to be made of those that share it has the word
             # As when it is made in memory: constant where that is, spread where that is.
-            torch.testing.assert_close(mine.var(correction=0), value.double().var(correction=0), rtol=0.4, atol=2e-2)
+            spread, expected = (values.var(correction=0) for values in (mine, value.double()))
+            torch.testing.assert_close(spread, expected, rtol=0.4, atol=2e-2)
         with torch.no_grad():
             assert model(MODELS[name][1]()).isfinite().all()
 
