@@ -93,7 +93,7 @@ def main():
     for step in range(3):
         if mode == "train":
             logits = model(tokens)
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
