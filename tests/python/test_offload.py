@@ -121,6 +121,7 @@ def test_autocast_gives_the_same_bits(tmp_path, name):
             expected = other(data())
             torch.manual_seed(0)
             same(model(data()), expected)
+        assert torch.is_autocast_cache_enabled()
         expected, gradients = train(other, 2, data)
         losses, own = train(model, 2, data)
         same(losses, expected)
@@ -192,6 +193,36 @@ def test_parts_of_a_model_are_called_by_themselves(tmp_path):
             for param, expected in zip(one.parameters(), two.parameters()):
                 if expected.grad is not None:
                     same(param.grad, expected.grad)
+
+
+def test_hooks_of_others_see_what_is_saved_but_weights(tmp_path):
+    """So activation checkpointing saves memory as ever."""
+    seen = []
+    model = make("mlp")
+    sizes = {param.shape for param in model.parameters() if param.numel() > 1024}
+    sizes |= {size[::-1] for size in sizes}
+    with offloaded(model, tmp_path):
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: seen.append(tensor.shape) or tensor, lambda tensor: tensor
+        )
+        with hooks:
+            loss = model(torch.ones(3, WIDTH)).sum()
+        loss.backward()
+    assert (3, 4 * WIDTH) in seen and (3, WIDTH) in seen
+    assert not sizes.intersection(seen)
+
+
+def test_checkpointed_layers_do_not_hold_their_weights(tmp_path):
+    """They are computed again, all of one at once, before backward takes the first of them."""
+    torch.manual_seed(2)
+    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)])
+    with offloaded(model, tmp_path) as weights:
+        for _ in range(2):
+            loss = torch.utils.checkpoint.checkpoint(
+                model, torch.ones(2, 512), use_reentrant=False
+            )
+            loss.sum().backward()
+        assert weights.stats()["overflows"] == 0
 
 
 def test_a_frozen_model_passes_gradients_on(tmp_path):
