@@ -83,9 +83,8 @@ class Unit:
         self.writes = []
         for home in self.homes:
             home.check_unchanged()
-        with torch.inference_mode(False):  # autograd may want them later
-            for home in self.homes:
-                home.param.data = home.of(self.memory)
+        for home in self.homes:
+            home.param.data = home.of(self.memory)
         self._versions = [home.param._version for home in self.homes]
 
     def hide(self):
