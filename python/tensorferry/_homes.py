@@ -1,7 +1,9 @@
 """Where the values of a parameter are, when they are not in memory."""
 
+import weakref
+
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ._subgroups import CUT, check_dense, page_up
 
@@ -22,7 +24,7 @@ class Home:
 
     def __init__(self, param, key, space, unit):
         check_dense(param)
-        self.param = param
+        self._param = TensorWeakRef(param)  # the home is as old as the parameter, not the reverse
         self.key = key
         self.space = space
         self.unit = unit
@@ -32,11 +34,28 @@ class Home:
         self.numel = param.numel()
         self.nbytes = self.numel * self.dtype.itemsize
         self.offset = 0  # in the memory of its unit
+        self._mapped = lambda: None  # what view() has given out
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
-        nothing = float("nan") if self.dtype.is_floating_point else 0
-        self.absent = torch.full((1,), nothing, dtype=self.dtype).expand(self.size)
+        number = self.dtype.is_floating_point or self.dtype.is_complex
+        nothing = float("nan") if number else 0
+        self.absent = torch.full((), nothing, dtype=self.dtype).expand(self.size)
         _homes[param] = self
+
+    @property
+    def param(self):
+        """The parameter; None when nobody has it any more."""
+        return self._param()
+
+    def check_unchanged(self):
+        """The parameter takes its values as they are on the drive."""
+        param = self.param
+        if param.dtype != self.dtype or param.device.type != "cpu" or param.size() != self.size:
+            raise RuntimeError(
+                f"a parameter whose values are on NVMe as {self.dtype} of {tuple(self.size)} has "
+                f"become {param.dtype} of {tuple(param.size())} on {param.device}: convert a model "
+                "before its weights are offloaded"
+            )
 
     def of(self, memory):
         """The values in the memory of the unit."""
@@ -45,28 +64,32 @@ class Home:
 
     def _pieces(self, begin, end):
         """(key, first byte, bytes) of the tensors on the drive that hold these elements."""
-        for first, last in self.cuts:
-            if begin <= first and last <= end:
-                size = self.dtype.itemsize
-                nbytes = page_up((last - first) * size)
-                yield f"{self.key}/{first}", (first - begin) * size, nbytes
+        inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
+        if sum(last - first for first, last in inside) != end - begin:
+            raise RuntimeError(
+                "this optimizer was made before the weights went to NVMe: call "
+                "offload.parameters() first"
+            )
+        size = self.dtype.itemsize
+        for first, last in inside:
+            nbytes = page_up((last - first) * size)
+            yield f"{self.key}/{first}", (first - begin) * size, nbytes
 
     def read(self, room, begin=0, end=None):
         """Starts to read elements, whole cuts, into room of whole pages. Returns operations."""
         end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
         if (memory := self.unit.settled_memory()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]
             room[: here.numel()].copy_(here)
             return []
-        return [
-            self.space.get(key, room[at : at + nbytes])
-            for key, at, nbytes in self._pieces(begin, end)
-        ]
+        return [self.space.get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
 
     def write(self, room, begin=0, end=None):
         """Starts to write them. Returns operations."""
         end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
         if (memory := self.unit.settled_memory()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]
@@ -74,13 +97,21 @@ class Home:
                 here.copy_(room[: here.numel()])
         else:
             self.unit.forget()
-        return [
-            self.space.put(key, room[at : at + nbytes])
-            for key, at, nbytes in self._pieces(begin, end)
-        ]
+        return [self.put(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    def put(self, key, piece):
+        """Starts to write one of its tensors."""
+        self._mapped = lambda: None
+        return self.space.put(key, piece)
 
     def view(self):
-        """The values as they are on the drive, mapped."""
+        """The values as they are on the drive, mapped: the same tensor for all that share them."""
+        if (mapped := self._mapped()) is None:
+            mapped = self._view()
+            self._mapped = weakref.ref(mapped)
+        return mapped
+
+    def _view(self):
         pieces = self._pieces(0, self.numel)
         parts = [(key, 0, min(nbytes, self.nbytes - at)) for key, at, nbytes in pieces]
         if not parts:
@@ -89,4 +120,5 @@ class Home:
         return elements.as_strided(self.size, self.stride)
 
     def leave(self):
-        _homes.pop(self.param, None)
+        if (param := self.param) is not None:
+            _homes.pop(param, None)

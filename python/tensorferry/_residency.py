@@ -3,6 +3,7 @@
 import bisect
 import logging
 import threading
+from dataclasses import dataclass
 
 import torch
 
@@ -10,6 +11,9 @@ from ._subgroups import page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
+
+# A pass is as long as that many uses at most; who never calls the whole model has no other.
+_LONGEST_PASS = 1024
 
 
 class Unit:
@@ -20,8 +24,11 @@ class Unit:
         self.homes = []
         self.nbytes = 0
         self.memory = None  # while it is there, or on its way
+        self.beyond = False  # is that memory beyond the limit?
         self.operations = []  # that bring it
+        self.writes = []  # of what its memory holds
         self.users = 0
+        self._versions = []  # of its parameters when they were shown
         residency.units.append(self)
 
     def add(self, home):
@@ -31,10 +38,13 @@ class Unit:
 
     def settled_memory(self):
         """Its memory, if all bytes are there."""
-        if self.memory is None or not all(operation.done() for operation in self.operations):
+        if self.memory is None or not self.is_settled():
             return None
         self.wait()
         return self.memory
+
+    def is_settled(self):
+        return all(operation.done() for operation in self.operations)
 
     def wait(self):
         operations, self.operations = self.operations, []
@@ -47,13 +57,16 @@ class Unit:
 
     def begin(self, memory):
         """Starts to bring it into memory."""
-        self.memory = memory
-        self.residency.by_storage[memory.untyped_storage().data_ptr()] = self
+        self.hold(memory)
         for home in self.homes:
             # Not through home.read(): the memory it would find is the one to be filled.
             for key, at, nbytes in home._pieces(0, home.numel):
                 at += home.offset
                 self.operations.append(home.space.get(key, memory[at : at + nbytes]))
+
+    def hold(self, memory):
+        self.memory = memory
+        self.residency.by_storage[memory.untyped_storage().data_ptr()] = self
 
     def forget(self):
         """Lets go of its memory, which is free when nobody else holds it."""
@@ -61,32 +74,52 @@ class Unit:
             return
         self.residency.by_storage.pop(self.memory.untyped_storage().data_ptr(), None)
         self.memory = None
+        self.beyond = False
         self.operations = []
+        self.writes = []
 
     def show(self):
+        for operation in self.writes:  # what is being written must not change
+            operation.wait()
+        self.writes = []
+        for home in self.homes:
+            home.check_unchanged()
         for home in self.homes:
             home.param.data = home.of(self.memory)
+        self._versions = [home.param._version for home in self.homes]
 
     def hide(self):
+        if self._versions != [home.param._version for home in self.homes]:
+            self.write_back()  # somebody has changed them in place
         for home in self.homes:
             home.param.data = home.absent
 
-    def bring_out(self):
-        """The first time: from where the parameters are to the drive."""
-        self.memory = self.residency.take(self)
-        self.residency.by_storage[self.memory.untyped_storage().data_ptr()] = self
+    def bring_in(self, empty):
+        """The first time: from where the parameters are, if they have values, to its memory."""
+        self.hold(self.residency.take(self))
+        self.users = 1
         with torch.no_grad():
             for home in self.homes:
-                home.of(self.memory).copy_(home.param)
+                values = home.of(self.memory)
+                if home.param not in empty:
+                    values.copy_(home.param)
+                home.param.data = values
+
+    def bring_out(self):
+        """And from there to the drive."""
+        self.users = 0
         self.write_back()
-        self.hide()
+        for home in self.homes:
+            home.param.data = home.absent
 
     def write_back(self):
+        writes = []
         for home in self.homes:
             for key, at, nbytes in home._pieces(0, home.numel):
                 at += home.offset
-                self.residency.writes.append(home.space.put(key, self.memory[at : at + nbytes]))
-        self.residency.forget_done_writes()
+                writes.append(home.put(key, self.memory[at : at + nbytes]))
+        self.writes = writes
+        self.residency.note_writes(writes)
 
     def end(self, restore):
         if restore:
@@ -98,6 +131,37 @@ class Unit:
         self.forget()
 
 
+@dataclass(frozen=True)
+class Place:
+    """What autograd keeps of a weight: where it is."""
+
+    unit: Unit
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple
+    offset: int
+
+
+class SavedWeights:
+    """Hooks of autograd: weights are saved as their places. What else is saved goes to the hooks
+    that were there before, as those of activation checkpointing."""
+
+    def __init__(self, residency, others):
+        self._residency = residency
+        self._others = others
+
+    def pack(self, tensor):
+        place = self._residency.place_of(tensor)
+        if place is not None or self._others is None:
+            return tensor if place is None else place
+        return self._others[0](tensor)
+
+    def unpack(self, packed):
+        if isinstance(packed, Place):
+            return self._residency.at(packed)
+        return packed if self._others is None else self._others[1](packed)
+
+
 class Residency:
     """Decides which units are in memory. What is not in use gives way to what is needed sooner, by
     the order of the last pass."""
@@ -106,7 +170,7 @@ class Residency:
         self.space = space
         self.units = []
         self.by_storage = {}  # first address of its memory -> unit
-        self.writes = []
+        self._writes = []
         self._lock = threading.RLock()
         self._order = []  # units in the order of the last pass, forward and backward
         self._positions = {}  # unit -> where it is in that order
@@ -131,6 +195,8 @@ class Residency:
     def _record(self, unit):
         if self._trace and self._trace[-1] is unit:
             return
+        if len(self._trace) >= max(_LONGEST_PASS, 8 * len(self.units)):
+            self.begin_pass()
         self._trace.append(unit)
         positions = self._positions.get(unit)
         if positions:
@@ -153,36 +219,51 @@ class Residency:
         """Memory for a unit. With `sooner_than` only room of what is needed later than that many
         steps ahead is taken, and None comes back where there is not enough."""
         while True:
-            try:
-                buffer = self.space.take(unit.nbytes, 0)
-                return torch.frombuffer(buffer, dtype=torch.uint8)
-            except TimeoutError:
-                pass
+            if (memory := self._take_free(unit.nbytes)) is not None:
+                return memory
             victims = (u for u in self.units if u.memory is not None and u.users == 0)
+            if sooner_than is not None:  # what is on its way is not free at once
+                victims = (u for u in victims if u.is_settled())
             victim = max(victims, key=self._next_use, default=None)
             if victim and (sooner_than is None or self._next_use(victim) > sooner_than):
-                victim.forget()
+                self._evict(victim)
                 continue
             if sooner_than is not None:
                 return None
             return self._take_more(unit)
 
+    def _take_free(self, nbytes):
+        try:
+            buffer = self.space.take(nbytes, 0)
+        except TimeoutError:
+            return None
+        with torch.inference_mode(False):  # autograd may want it later
+            return torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def _evict(self, unit):
+        operations = unit.operations
+        unit.forget()
+        for operation in operations:  # until then the memory is not free
+            try:
+                operation.wait()
+            except OSError:
+                pass  # nobody needs it any more
+
     def _take_more(self, unit):
         """All that is left is in use, or held by autograd or by writes under way."""
-        if self.writes:
+        if self._writes:
             self.settle()
-            try:
-                buffer = self.space.take(unit.nbytes, 0)
-                return torch.frombuffer(buffer, dtype=torch.uint8)
-            except TimeoutError:
-                pass
+            if (memory := self._take_free(unit.nbytes)) is not None:
+                return memory
         if self._overflows == 0:
             _log.warning(
                 "weights in use at once need more than max_cpu_bytes: %d bytes more are taken",
                 unit.nbytes,
             )
         self._overflows += 1
-        return torch.empty(unit.nbytes, dtype=torch.uint8)
+        unit.beyond = True
+        with torch.inference_mode(False):
+            return torch.empty(unit.nbytes, dtype=torch.uint8)
 
     def _bring(self, unit):
         self._record(unit)
@@ -227,40 +308,57 @@ class Residency:
 
     def leave(self, unit):
         with self._lock:
-            if unit.users == 0:  # it never came
-                return
             unit.users -= 1
             if unit.users == 0:
                 unit.hide()
+                self._give_up(unit)
 
-    def pack(self, tensor):
-        """What autograd keeps of a weight: where it is."""
+    def _give_up(self, unit):
+        """Memory beyond the limit is for those alone who use it now."""
+        if unit.users == 0 and unit.beyond:
+            unit.forget()
+
+    def place_of(self, tensor):
+        """Where a weight is, or a view of one; None for other tensors."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return None
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor
+            return None
         unit = self.by_storage.get(tensor.untyped_storage().data_ptr())
         if unit is None:
-            return tensor
-        return unit, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+            return None
+        return Place(unit, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    def unpack(self, packed):
-        if isinstance(packed, torch.Tensor):
-            return packed
-        unit, dtype, size, stride, offset = packed
+    def at(self, place):
+        """The weight that is at a place, brought in."""
+        unit = place.unit
         with self._lock:
             unit.users += 1  # it must not give way to what comes after it
             try:
                 self._bring(unit)
-                return unit.memory.view(dtype).as_strided(size, stride, offset)
+                elements = unit.memory.view(place.dtype)
+                return elements.as_strided(place.size, place.stride, place.offset)
             finally:
                 unit.users -= 1
+                self._give_up(unit)
+
+    def saved_weights(self):
+        """The hooks under which autograd saves places of weights; None where they are in force."""
+        others = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if others is not None:
+            owner = getattr(others[0], "__self__", None)
+            if isinstance(owner, SavedWeights) and owner._residency is self:
+                return None
+        return SavedWeights(self, others)
 
     # --- writes ---
 
-    def forget_done_writes(self):
-        self.writes = [w for w in self.writes if not w.done() or w.exception() is not None]
+    def note_writes(self, writes):
+        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
+        self._writes += writes
 
     def settle(self):
-        writes, self.writes = self.writes, []
+        writes, self._writes = self._writes, []
         for operation in writes:
             operation.wait()
 

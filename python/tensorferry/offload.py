@@ -12,18 +12,19 @@ Training works as before, with an optimizer of tensorferry.optim: that steps wei
 """
 
 import contextlib
-import logging
+import ctypes
+import os
 import threading
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._homes import Home, home_of
+from ._offloaded import Offloaded
 from ._residency import Residency, Unit
-from ._subgroups import open_space, page_up
+from ._subgroups import check_dense, open_space, page_up
 
 __all__ = ["OffloadedParameters", "parameters"]
-
-_log = logging.getLogger("tensorferry")
 
 # Their forward reads the weights of their children without calling them.
 _ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
@@ -46,14 +47,17 @@ def parameters(
     as fit. Parameters of up to `keep_bytes` stay in memory, as long as they are few. The results
     are the same to the last bit.
 
-    Each module has its own weights brought in when it is called. `units` are classes of modules
-    whose forward uses the weights of their children without calling them: those come as one.
+    Each module has its own weights brought in when it is called; outside of that they read as NaN,
+    unless gather() has brought them. `units` are classes of modules whose forward uses the weights
+    of their children without calling them: those come as one.
 
     A model larger than memory is made with torch.device("meta"): its weights are then made here,
     one module at a time, by `initialize(module)`, or by the module's reset_parameters().
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
+    if not isinstance(max_cpu_bytes, int):
+        raise TypeError(f"max_cpu_bytes is {max_cpu_bytes!r}: a number of bytes is wanted")
     if max_cpu_bytes < 1:
         raise ValueError(f"max_cpu_bytes is {max_cpu_bytes}: it must be at least 1")
     return OffloadedParameters(
@@ -61,124 +65,174 @@ def parameters(
     )
 
 
-class OffloadedParameters:
-    """What offload.parameters() has made of a model, until close()."""
+class _OnDrive:
+    """Belongs to what is on the drive, and so can be neither copied nor pickled."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("a model with weights on NVMe cannot be copied")
+
+    def __reduce__(self):
+        raise TypeError("a model with weights on NVMe cannot be pickled: save its state_dict()")
+
+
+class _Hook(_OnDrive):
+    """A hook on a module, which keeps that from being copied too."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, *args):
+        return self._function(*args)
+
+
+class OffloadedParameters(_OnDrive):
+    """What offload.parameters() has made of a model. Lives as long as that or until close()."""
 
     def __init__(
         self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
     ):
+        _check(model)
+        _give_back_what_is_freed()
         self._model = model
         self._hooks = []
-        self._contexts = threading.local()
+        self._frames = threading.local()
         self._initialize = initialize
-        self._modules = list(_unit_modules(model, _ONE_UNIT + unit_classes))
-        _refuse_unknown_devices(model)
+        self._modules = list(_unit_modules(model, _ONE_UNIT + unit_classes, set()))
         kept = _smallest(model, keep_bytes, max_cpu_bytes // 16)
         owners = _owners(self._modules, kept)
         sizes = [sum(page_up(p.nbytes) for p in params) for params in owners.values()]
         room = min(sum(sizes), max(max_cpu_bytes, max(sizes, default=0)))
         self._space = open_space(nvme_path, page_up(room), **handle_options)
         self._residency = Residency(self._space)
-        self._needs = self._bring_out(owners, kept)
+        self._needs = self._bring_out(owners)
         for module, needed in self._needs.items():
             self._watch(module, needed)
-        self._hook(model.register_forward_pre_hook(self._begin_pass, prepend=True))
-        self._hook(model.register_forward_hook(self._end_pass, always_call=True))
-        self._hook(model._register_state_dict_hook(self._fill_state_dict))
-        model._tensorferry_parameters = self
-
-    def _hook(self, hook):
-        self._hooks.append(hook)
+        _refuse_other_optimizers()
 
     # --- moving out ---
 
-    def _bring_out(self, owners, kept):
+    def _bring_out(self, owners):
         """Makes the units, one module at a time, and returns which ones each module needs."""
         made = {}  # a parameter on the meta device -> the real one
         units = {}  # param -> unit
-        needs = {}
+        needs = {self._model: []}
         for number, (module, subtree) in enumerate(self._modules):
-            _materialise(module, subtree, made, self._initialize)
-            if own := [made.get(param, param) for param in owners[module]]:
-                unit = Unit(self._residency)
-                for index, param in enumerate(own):
-                    unit.add(Home(param, f"{number}.{index}", self._space, unit))
-                    units[param] = unit
+            fresh = [part for part in subtree if _materialise(part, made)]
+            unit = Unit(self._residency) if owners[module] else None
+            for index, param in enumerate(made.get(param, param) for param in owners[module]):
+                unit.add(Home(param, f"{number}.{index}", self._space, unit))
+                units[param] = unit
+            if unit:
+                unit.bring_in(empty={made[param] for param in owners[module] if param in made})
+            self._start(subtree, fresh, units)
+            if unit:
                 unit.bring_out()
-            needed = []
             for part in subtree:
-                for param in part._parameters.values():
-                    if param is not None and param in units and units[param] not in needed:
-                        needed.append(units[param])
-            if needed:
+                if needed := _units_of([part], units):
+                    needs.setdefault(part, needed)
+            if needed := _units_of(subtree, units):
                 needs[module] = needed
         self._residency.settle()
         return needs
+
+    def _start(self, subtree, fresh, units):
+        """Gives fresh modules the values they start with."""
+        with contextlib.ExitStack() as frame:
+            for unit in _units_of(fresh, units):  # also what was made before and is shared
+                self._use(unit, frame)
+            for start in _starts(subtree, fresh, self._initialize):
+                start()
 
     # --- hooks ---
 
     def _watch(self, module, needed):
         def before(*_):
+            self._enter(module, needed)
+
+        def after(_module, _inputs, output):
+            output = _without_parameters(output)
+            self._leave(module)
+            return output
+
+        def before_load(_module, _state, _prefix, metadata, *_):
+            if metadata.get("assign_to_params_buffers"):
+                raise ValueError("weights on NVMe are loaded by value: use assign=False")
             for unit in needed:
                 self._residency.enter(unit)
 
-        def after(*_):
+        def after_load(*_):
             for unit in needed:
                 self._residency.leave(unit)
 
-        def loaded(*_):
-            for unit in needed:
-                unit.write_back()
-            after()
+        def fill(_module, state_dict, prefix, _metadata):
+            self._fill_state_dict(module, state_dict, prefix)
 
-        self._hook(module.register_forward_pre_hook(before, prepend=True))
-        self._hook(module.register_forward_hook(after, always_call=True))
-        self._hook(module.register_load_state_dict_pre_hook(before))
-        self._hook(module.register_load_state_dict_post_hook(loaded))
+        self._hooks += [
+            module.register_forward_pre_hook(_Hook(before), prepend=True),
+            module.register_forward_hook(_Hook(after), always_call=True),
+            module.register_load_state_dict_pre_hook(_Hook(before_load)),
+            module.register_load_state_dict_post_hook(_Hook(after_load)),
+            module.register_state_dict_post_hook(_Hook(fill)),
+        ]
 
-    def _begin_pass(self, *_):
-        self._residency.begin_pass()
-        contexts = self._contexts.__dict__.setdefault("stack", [])
-        context = contextlib.nullcontext()
+    def _enter(self, module, needed):
+        if module is self._model:
+            self._residency.begin_pass()
+        frame = contextlib.ExitStack()
+        self._calls().append((module, frame))
+        for unit in needed:
+            self._use(unit, frame)
         if torch.is_grad_enabled():
-            context = torch.autograd.graph.saved_tensors_hooks(
-                self._residency.pack, self._residency.unpack
-            )
-        context.__enter__()
-        contexts.append(context)
+            self._save_places(frame)
+        elif torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled():
+            # It would keep what it has made of all the weights until autocast ends.
+            torch.set_autocast_cache_enabled(False)
+            frame.callback(torch.set_autocast_cache_enabled, True)
 
-    def _end_pass(self, *_):
-        if stack := self._contexts.__dict__.get("stack"):
-            stack.pop().__exit__(None, None, None)
+    def _leave(self, module):
+        calls = self._calls()
+        if calls and calls[-1][0] is module:  # it is not where a hook before ours has failed
+            calls.pop()[1].close()
 
-    def _fill_state_dict(self, model, state_dict, prefix, _metadata):
+    def _calls(self):
+        """(module, what is to be undone) of the calls this thread is in."""
+        return self._frames.__dict__.setdefault("calls", [])
+
+    def _use(self, unit, frame):
+        self._residency.enter(unit)
+        frame.callback(self._residency.leave, unit)
+
+    def _save_places(self, frame):
+        if (saved := self._residency.saved_weights()) is not None:
+            hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)
+            frame.enter_context(hooks)
+
+    def _fill_state_dict(self, module, state_dict, prefix):
         self._residency.settle()
-        for name, param in model.named_parameters(remove_duplicate=False):
-            if prefix + name in state_dict and (home := home_of(param)) is not None:
-                state_dict[prefix + name] = home.view()
-        return state_dict
+        for name, param in module._parameters.items():
+            if param is not None and prefix + name in state_dict:
+                if (home := home_of(param)) is not None:
+                    state_dict[prefix + name] = home.view()
 
     # --- for users ---
 
     @contextlib.contextmanager
     def gather(self, module=None, *, modify=False):
         """Inside, all weights of a module (of the model, if none is named) are in memory, whatever
-        that takes. With modify=True what they are at the end goes to the drive."""
+        that takes. What is changed in place goes to the drive at the end; with modify=True all
+        does, also what was changed through .data or numpy, which torch does not notice."""
         module = self._model if module is None else module
         inside = set(module.modules())
         units = {unit: None for m, needed in self._needs.items() if m in inside for unit in needed}
-        entered = []
-        try:
+        with contextlib.ExitStack() as frame:
             for unit in units:
-                self._residency.enter(unit)
-                entered.append(unit)
+                self._use(unit, frame)
+            if torch.is_grad_enabled():
+                self._save_places(frame)
             yield module
             if modify:
                 for unit in units:
                     unit.write_back()
-        finally:
-            for unit in entered:
-                self._residency.leave(unit)
 
     def stats(self):
         """SwapSpace.stats(), and what of the weights is in memory."""
@@ -196,8 +250,6 @@ class OffloadedParameters:
         for unit in self._residency.units:
             unit.end(restore)
         self._space.close()
-        if getattr(self._model, "_tensorferry_parameters", None) is self:
-            del self._model._tensorferry_parameters
 
     def __enter__(self):
         return self
@@ -208,34 +260,55 @@ class OffloadedParameters:
     def __repr__(self):
         return f"<tensorferry.offload.OffloadedParameters: {self._space!r}>"
 
-    def __deepcopy__(self, memo):
-        raise TypeError("a model with weights on NVMe cannot be copied")
 
-    def __reduce__(self):
-        raise TypeError("a model with weights on NVMe cannot be pickled: save its state_dict()")
+def _give_back_what_is_freed():
+    """Makes glibc map blocks of 4 MiB and more each by itself, unless the user has said otherwise.
+
+    By default it learns to put them on its heap, where the room of one gradient is too small for
+    the next of the same size, as those are aligned: a model of 1 GiB has 1.5 GiB of such holes."""
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+        mallopt(mmap_threshold, 4 << 20)
+        mallopt(trim_threshold, 8 << 20)
 
 
-def _refuse_unknown_devices(model):
-    if getattr(model, "_tensorferry_parameters", None) is not None:
-        raise ValueError("the weights of this model are on NVMe already")
+def _check(model):
     for name, param in model.named_parameters():
+        if home_of(param) is not None:
+            raise ValueError(f"{name} is on NVMe already: the weights of a model go there once")
         if param.device.type not in ("cpu", "meta"):
             raise ValueError(f"{name} is on {param.device}: weights on the CPU can go to NVMe")
         if param.layout != torch.strided:
             raise ValueError(f"{name} is {param.layout}: only dense weights can go to NVMe")
+        check_dense(param)
 
 
-def _unit_modules(module, one_unit):
-    """(module, modules whose parameters come with it), parents first."""
-    if isinstance(module, one_unit):
-        yield module, list(module.modules())
+def _unit_modules(module, one_unit, seen):
+    """(module, modules whose parameters come with it), parents first, each once."""
+    if module in seen:
         return
-    yield module, [module]
-    seen = set()
+    seen.add(module)
+    if isinstance(module, one_unit):
+        subtree = list(module.modules())
+        seen.update(subtree)
+        yield module, subtree
+        return
+    yield module, [module, *_never_called(module)]
     for child in module.children():
-        if child not in seen:
-            seen.add(child)
-            yield from _unit_modules(child, one_unit)
+        yield from _unit_modules(child, one_unit, seen)
+
+
+def _never_called(module):
+    """Lists and such: what they hold is used by whoever has them."""
+    for child in module.children():
+        if type(child).forward is torch.nn.Module.forward:
+            yield child
+            yield from _never_called(child)
 
 
 def _smallest(model, keep_bytes, most):
@@ -264,32 +337,78 @@ def _owners(modules, kept):
     return owners
 
 
-def _materialise(module, subtree, made, initialize):
-    """Makes what a module has on the meta device, with the values it starts with."""
+def _units_of(modules, units):
+    """The units of what these modules have themselves."""
+    params = (param for module in modules for param in module._parameters.values())
+    found = (units.get(param) for param in params if param is not None)
+    return list(dict.fromkeys(unit for unit in found if unit is not None))
+
+
+def _without_parameters(output):
+    """What a module returns, with views in place of weights, whose values go when it ends."""
+    if isinstance(output, torch.nn.Parameter) and home_of(output) is not None:
+        return output.view_as(output)
+    if type(output) in (tuple, list) and any(type(o) is torch.nn.Parameter for o in output):
+        return type(output)(_without_parameters(o) for o in output)
+    return output
+
+
+def _materialise(part, made):
+    """Makes what a module has itself on the meta device. Was there anything?"""
     fresh = False
-    for part in subtree:
-        for name, param in part._parameters.items():
-            if param is None or param.device.type != "meta":
-                continue
-            if param not in made:
-                made[param] = torch.nn.Parameter(
-                    torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad
-                )
-                fresh = True
-            part._parameters[name] = made[param]
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.device.type == "meta":
-                part._buffers[name] = torch.empty_like(buffer, device="cpu")
-                fresh = True
-    if not fresh:
-        return
-    for part in subtree:
-        if initialize is not None:
-            initialize(part)
-        elif hasattr(part, "reset_parameters"):
-            part.reset_parameters()
-        elif part._parameters or part._buffers:
+    for name, param in list(part._parameters.items()):
+        if param is None or param.device.type != "meta":
+            continue
+        if param not in made:
+            made[param] = torch.nn.Parameter(
+                torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad
+            )
+            fresh = True
+        setattr(part, name, made[param])  # recurrent networks note it
+    for name, buffer in part._buffers.items():
+        if buffer is not None and buffer.device.type == "meta":
+            part._buffers[name] = torch.empty_like(buffer, device="cpu")
+            fresh = True
+    return fresh
+
+
+def _starts(subtree, fresh, initialize):
+    """What gives fresh modules their values: children first, as when a module is made."""
+    if initialize is not None:
+        return [lambda part=part: initialize(part) for part in reversed(fresh)]
+    starts = {}
+    for part in reversed(fresh):
+        # What a list holds is made by who has it.
+        for maker in dict.fromkeys([part, subtree[0]]):
+            for name in ("reset_parameters", "_reset_parameters"):
+                if maker not in starts and hasattr(maker, name):
+                    starts[maker] = getattr(maker, name)
+            if maker in starts:
+                break
+        else:
             raise ValueError(
                 f"{type(part).__name__} is on the meta device and has no reset_parameters(): say "
                 "with initialize=... how its weights start"
             )
+    return starts.values()
+
+
+_refusing = []
+
+
+def _refuse_other_optimizers():
+    """From now on: an optimizer of torch would write where there is no weight."""
+
+    def check(optimizer, *_):
+        if isinstance(optimizer, Offloaded):
+            return
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and home_of(param) is not None:
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__} cannot step weights that are on NVMe: use "
+                        "tensorferry.optim.AdamW, or tensorferry.optim.offload(optimizer, ...)"
+                    )
+
+    if not _refusing:
+        _refusing.append(register_optimizer_step_pre_hook(check))
