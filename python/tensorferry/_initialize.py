@@ -55,11 +55,12 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
         )
     if config.dtype is not None:
         model.to(getattr(torch, config.dtype))
+    weights = None
     place = config.offload_param
     if place["device"] == "nvme":
         itemsize = max((p.dtype.itemsize for p in model.parameters()), default=4)
         elements = place["max_in_cpu"] + place["buffer_count"] * place["buffer_size"]
-        offload.parameters(
+        weights = offload.parameters(
             model,
             place["nvme_path"],
             elements * itemsize,
@@ -75,7 +76,7 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
         if config.scheduler is not None:
             raise ConfigError("the configuration has a scheduler and no optimizer")
         return model, None
-    return model, ConfiguredOptimizer(optimizer, config)
+    return model, ConfiguredOptimizer(optimizer, config, weights)
 
 
 def _chosen(config):
@@ -183,11 +184,13 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
 
     Call backward(loss) or, without fp16, loss.backward(); then step() and zero_grad() after every
     micro-batch: they act when gradient_accumulation_steps of them have come. A step scales and
-    clips the gradients, is left out when they are not finite, and moves the scheduler on."""
+    clips the gradients, is left out when they are not finite, and moves the scheduler on.
+    `weights` is what offload.parameters() has made of the model, or None."""
 
-    def __init__(self, optimizer, config):
+    def __init__(self, optimizer, config, weights):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
+        self.weights = weights
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
         self.skipped_steps = 0

@@ -400,7 +400,7 @@ def _refuse_other_optimizers():
     """From now on: an optimizer of torch would write where there is no weight."""
 
     def check(optimizer, *_):
-        if isinstance(optimizer, Offloaded):
+        if isinstance(getattr(optimizer, "optimizer", optimizer), Offloaded):
             return
         for group in optimizer.param_groups:
             for param in group["params"]:

@@ -74,4 +74,4 @@ def test_the_configuration_trains(tmp_path):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     optimizer.close()
-    model._tensorferry_parameters.close()
+    optimizer.weights.close()

@@ -60,8 +60,8 @@ def run(settings, data, dtype=torch.float32):
     losses = train(model, optimizer, data)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer.close()
-    if hasattr(model, "_tensorferry_parameters"):
-        model._tensorferry_parameters.close()
+    if optimizer.weights is not None:
+        optimizer.weights.close()
     return losses, state
 
 
