@@ -114,7 +114,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 self._space.close()
             raise
         optimizer.state = collections.defaultdict(dict)
-        optimizer.param_groups = []
+        # Schedulers that have the optimizer itself reach the same groups.
+        optimizer.param_groups = self.param_groups
+        optimizer.step = _moved
         if offload_gradients:
             self._gradients.attach(self)
 
@@ -196,7 +198,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             raise
         finally:
             self._inner.state = collections.defaultdict(dict)
-            self._inner.param_groups = []
+            self._inner.param_groups = self.param_groups
 
     def _begin_ahead(self, work, loads):
         """Begins the first of the sub-groups, and those after it as far as there is room."""
@@ -315,7 +317,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             if shard.master:
                 load.values(shard).copy_(tensor)
         self._inner.state = collections.defaultdict(dict)
-        self._inner.param_groups = []
+        self._inner.param_groups = self.param_groups
         self._store(group, states, load.record)
         for shard, room in load.homes.items():
             self._writes += _homes.home_of(shard.param).write(room, shard.begin, shard.end)
@@ -452,6 +454,10 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def __getstate__(self):
         raise TypeError("an optimizer with states on NVMe cannot be pickled: save its state_dict()")
+
+
+def _moved(*_):
+    raise RuntimeError("the states of this optimizer are on NVMe: step what offload() has returned")
 
 
 def _check(optimizer):

@@ -72,7 +72,7 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
 }
 
 // Takes the room on the drive at once: a full one shall be known now, not at a write.
-bool Store::grow(Drive& drive, std::uint64_t bytes) {
+int Store::grow(Drive& drive, std::uint64_t bytes) {
   const std::uint64_t total = drive.extents.total_bytes();
   const std::uint64_t lacking = bytes - std::min(bytes, drive.extents.free_tail_bytes());
   const std::uint64_t step = std::clamp(total / 4, 16 * MiB, growth_bytes_max);
@@ -82,18 +82,19 @@ bool Store::grow(Drive& drive, std::uint64_t bytes) {
     if (grown == -EOPNOTSUPP) grown = system_.truncate(fd, total + more);
     if (grown >= 0) {
       drive.extents.grow(more);
-      return true;
+      return 0;
     }
+    growth_error_ = -grown;
     (void)system_.truncate(fd, total);  // of what was taken before it failed
   }
-  return false;
+  return -growth_error_;
 }
 
 std::uint64_t Store::take_whole(std::size_t index, std::uint64_t bytes,
                                 std::vector<Piece>& pieces) {
   Drive& drive = drives_[index];
   auto offset = drive.extents.take(bytes);
-  if (!offset && grow(drive, bytes)) offset = drive.extents.take(bytes);
+  if (!offset && grow(drive, bytes) == 0) offset = drive.extents.take(bytes);
   if (!offset) return 0;
   pieces.push_back({index, {*offset, bytes}});
   return bytes;
@@ -130,12 +131,13 @@ Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
   next_ = (next_ + 1) % count;
   if (found < needed) {
     for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
-    return full(needed);
+    return no_room(needed);
   }
   return std::make_shared<Place>(shared_from_this(), std::move(pieces));
 }
 
-Error Store::full(std::uint64_t needed_bytes) const {
+Error Store::no_room(std::uint64_t needed_bytes) const {
+  const bool full = growth_error_ == ENOSPC || growth_error_ == EDQUOT || growth_error_ == EFBIG;
   std::uint64_t free_bytes = 0;
   for (const Drive& drive : drives_) {
     free_bytes += drive.extents.free_bytes() + drive.file.opened()->free_bytes();
@@ -144,18 +146,19 @@ Error Store::full(std::uint64_t needed_bytes) const {
                 .path = drives_.front().file.path(),
                 .offset = {},
                 .length = needed_bytes,
-                .code = ENOSPC,
+                .code = full ? ENOSPC : growth_error_,
                 .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +
                         std::to_string(free_bytes) +
-                        "; what is swapped out already can still be read; free space or add a "
-                        "directory on another drive"});
+                        (full ? "; what is swapped out already can still be read; free space or "
+                                "add a directory on another drive"
+                              : "; the file could not be made longer: look at the drive")});
 }
 
 Status Store::reserve(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes);
   for (Drive& drive : drives_) {
-    if (drive.extents.free_tail_bytes() < share && !grow(drive, share)) return full(bytes);
+    if (drive.extents.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);
   }
   return Nothing{};
 }

@@ -83,13 +83,15 @@ class Store : public std::enable_shared_from_this<Store> {
   [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
                                          std::vector<Piece>& pieces);
   [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<Piece>& pieces);
-  [[nodiscard]] bool grow(Drive& drive, std::uint64_t bytes);
-  [[nodiscard]] Error full(std::uint64_t needed_bytes) const;
+  // 0 or -errno.
+  [[nodiscard]] int grow(Drive& drive, std::uint64_t bytes);
+  [[nodiscard]] Error no_room(std::uint64_t needed_bytes) const;
 
   os::System& system_;
   mutable std::mutex mutex_;
   std::vector<Drive> drives_;
   std::size_t next_ = 0;  // the drive whose turn it is
+  int growth_error_ = 0;  // why a file did not grow, the last time
   std::vector<std::string> paths_;
   std::vector<std::string> notes_;
 };

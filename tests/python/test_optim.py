@@ -490,3 +490,17 @@ def test_training_a_model_gives_the_same_losses(tmp_path):
     assert losses[0] == losses[1]
     names = ours.state_dict()["param_groups"][0]["param_names"]
     assert names == reference.state_dict()["param_groups"][0]["param_names"]
+
+
+def test_a_scheduler_of_the_torch_optimizer_still_counts():
+    param = torch.nn.Parameter(torch.ones(8))
+    sgd = torch.optim.SGD([param], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: 0.5**step)
+    with pytest.warns(UserWarning, match="lr_scheduler.step"):
+        optimizer = tensorferry.optim.offload(sgd, nvme_path=".")
+        scheduler.step()
+    param.grad = torch.ones(8)
+    optimizer.step()
+    assert torch.equal(param, torch.full((8,), 0.5))
+    with pytest.raises(RuntimeError, match="what offload"):
+        sgd.step()
