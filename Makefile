@@ -36,7 +36,7 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -92,6 +92,8 @@ check-format: ## Fail if a C++ file is not formatted
 	@$(SETUP) packages check
 	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 	@echo "$(words $(CPP_FILES)) files are formatted"
+
+check: check-format tidy fuzz asan tsan ## All that looks closer than the tests (half an hour)
 
 tidy: ## Build the library with clang and clang-tidy; a warning fails (build/tidy)
 	@$(SETUP) packages build check

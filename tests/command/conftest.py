@@ -1,6 +1,7 @@
 """The command, run as a person runs it: in a process of its own, in an empty directory."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,13 @@ BUILD = Path(os.environ.get("TENSORFERRY_BUILD_DIR", ROOT / "build" / "release")
 PROGRAM = BUILD / "bin" / "tensorferry"
 
 
+def hear_signals():
+    """Whoever started the tests may have them ignored: nohup does, and so does a shell for what it
+    runs in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Command:
     """`ferry("bench", "--sizes", "4K")` runs it and returns what it said; `code=1` expects that
     exit status; other keywords go into its environment."""
@@ -19,15 +27,20 @@ class Command:
 
     def __init__(self, place):
         self.place = place
+        self.started = []
         self.env = os.environ | {
             "TENSORFERRY_PROFILES": str(place / "profiles"),
             "PYTHONPATH": str(BUILD / "python"),
         }
 
     def start(self, *arguments, **options):
+        """Goes on beside the test, and not beyond it."""
         options.setdefault("cwd", self.place)
-        return subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, env=self.env, **options)
+        running = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=self.env, preexec_fn=hear_signals, **options)
+        self.started.append(running)
+        return running
 
     def __call__(self, *arguments, code=0, timeout=240, cwd=None, **env):
         done = subprocess.run(
@@ -46,4 +59,8 @@ def ferry(tmp_path):
         pytest.skip(f"no {PROGRAM}: run `make` first")
     place = tmp_path / "run"
     place.mkdir()
-    return Command(place)
+    command = Command(place)
+    yield command
+    for running in command.started:
+        running.kill()
+        running.wait()
