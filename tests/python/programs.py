@@ -1,6 +1,7 @@
 """Programs in processes of their own, and how often to try."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,9 @@ def run_python(code, *args, timeout=120, **env):
         text=True,
         timeout=timeout,
         env=os.environ | env,
+        # Whoever started the tests may have Ctrl-C ignored: a shell does for what it runs in the
+        # background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
