@@ -6,13 +6,13 @@ The first argument says whose: tensorferry, torch (all in memory) or deepspeed (
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from typing import Any
 
 import torch
+from job_lines import serve
 
 PARAMETERS = 200  # tensors of a million elements each
 LAYERS, WIDTH = 24, 3584  # of the model for inference: 1.2 GB in fp32
@@ -155,21 +155,7 @@ class DeepSpeed:
         return {"repetition_seconds": seconds / repeat}
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed prints
-    jobs = {"tensorferry": Tensorferry, "torch": Torch, "deepspeed": DeepSpeed}[sys.argv[1]](
-        sys.argv[2]
-    )
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            answer = getattr(jobs, job.pop("kind"))(**job)
-        except Exception as error:  # said to the one who asked
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
+SIDES = {"tensorferry": Tensorferry, "torch": Torch, "deepspeed": DeepSpeed}
 
 if __name__ == "__main__":
-    main()
+    serve(lambda: SIDES[sys.argv[1]](sys.argv[2]))

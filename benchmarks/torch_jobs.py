@@ -6,7 +6,6 @@ standard input; what it measured is a line of JSON on standard output. Used by c
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -16,6 +15,7 @@ import time
 from typing import Any
 
 import torch
+from job_lines import serve
 
 SETTINGS = {
     "block_size": 1 << 20,
@@ -33,7 +33,6 @@ def load(side: str) -> Any:
 
         return tensorferry
     os.environ["DS_ACCELERATOR"] = "cpu"
-    os.dup2(2, 1)  # DeepSpeed's builder and its functions print
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     return AsyncIOBuilder().load(verbose=False)
@@ -111,18 +110,5 @@ class Jobs:
         return {"repetition_seconds": seconds, "gb_per_second": at / 1e9 / seconds}
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    jobs = Jobs(sys.argv[1])
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            answer = getattr(jobs, job.pop("kind"))(**job)
-        except Exception as error:  # said to the one who asked
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda: Jobs(sys.argv[1]))

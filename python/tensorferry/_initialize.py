@@ -10,27 +10,12 @@ from . import offload, optim
 from ._gradients import clip_scale, norm_of
 from ._config import Config, ConfigError, read
 from ._masters import HALF, MasterWeights
+from ._offloaded import ELEMENTWISE
 from ._schedules import Schedule
 
 _log = logging.getLogger("tensorferry")
 
-_KINDS = {
-    kind.__name__.lower(): kind
-    for kind in (
-        torch.optim.Adadelta,
-        torch.optim.Adafactor,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.Adamax,
-        torch.optim.AdamW,
-        torch.optim.ASGD,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
-}
+_KINDS = {kind.__name__.lower(): kind for kind in (*ELEMENTWISE, torch.optim.Adafactor)}
 
 
 def initialize(model, config, *, optimizer=None, model_parameters=None):

@@ -8,13 +8,14 @@ import torch
 
 from . import _gradients, _homes
 from ._checkpoints import Checkpoints
+from ._masters import HALF
 from ._subgroups import Plan, letting_go, local, open_space, page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
 
 # Each element of a parameter is stepped by itself: parameters can be cut anywhere.
-_ELEMENTWISE = {
+ELEMENTWISE = {
     torch.optim.Adadelta,
     torch.optim.Adagrad,
     torch.optim.Adam,
@@ -27,8 +28,6 @@ _ELEMENTWISE = {
     torch.optim.Rprop,
     torch.optim.SGD,
 }
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class _Load:
@@ -91,7 +90,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._begun = False  # has a step changed anything?
         self._spoiled = None  # why the states cannot be used
         self._gradients = _gradients.GradientStore() if offload_gradients else None
-        self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in _ELEMENTWISE)
+        self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in ELEMENTWISE)
         self._shards = collections.defaultdict(list)  # param -> its shards
         self._groups = self._plan.groups
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -137,7 +136,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         return state_bytes, held
 
     def _wants_master(self, param):
-        return self._master_weights and param.dtype in _HALF
+        return self._master_weights and param.dtype in HALF
 
     def add_param_group(self, param_group):
         known = len(self.param_groups)
