@@ -36,7 +36,7 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel stubs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -131,6 +131,20 @@ wheel: ## A wheel for PYTHON=python3 in DIST=dist; from 3.12 on it serves all la
 	@build/wheel-venv/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps \
 		--wheel-dir $(DIST) .
 	@ls $(DIST)
+
+gpu-wheels: ## What test-gpu and gpu-figures need, into build/carry; PYTHON is that of the GPU machine
+	@$(MAKE) wheel DIST=build/carry
+	@build/wheel-venv/bin/python -m pip --disable-pip-version-check download --quiet \
+		--only-binary :all: --dest build/carry pytest hypothesis
+	@$(call build,release,,-t raw_ring)
+	@strip -o build/carry/raw_ring build/release/benchmarks/raw_ring
+	@ls build/carry
+
+test-gpu: ## The tests on a GPU, from build/carry: copy the tree there; no network is needed
+	@scripts/gpu.sh tests $(ARGS)
+
+gpu-figures: ## The figures of tensors on a GPU, from build/carry
+	@scripts/gpu.sh figures $(ARGS)
 
 stubs: build ## Write the type stubs of the extension anew
 	@PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m nanobind.stubgen -m tensorferry._core \

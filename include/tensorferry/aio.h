@@ -9,6 +9,7 @@
 
 #include "tensorferry/error.h"
 #include "tensorferry/export.h"
+#include "tensorferry/options.h"
 
 namespace tensorferry {
 
@@ -37,6 +38,6 @@ TENSORFERRY_EXPORT int aio_write(std::span<const std::byte> buffer, const std::s
 // Reads the file in the ordinary way, through the page cache, and compares it with `memory`.
 // Throws Error (EBADMSG) with the offset of the first byte that differs.
 TENSORFERRY_EXPORT void validate(std::span<const std::byte> memory, const std::string& path,
-                                 std::uint64_t offset = 0);
+                                 std::uint64_t offset = 0, CudaStream stream = {});
 
 }  // namespace tensorferry

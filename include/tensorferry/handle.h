@@ -25,17 +25,23 @@ struct ReadTransfer {
   std::span<std::byte> memory;
   File file;
   std::uint64_t offset = 0;
+  CudaStream stream = {};  // for memory of a GPU
 };
 
 struct WriteTransfer {
   std::span<const std::byte> memory;
   File file;
   std::uint64_t offset = 0;
+  CudaStream stream = {};
 };
 
 // All members may be called from any number of threads at once. Any memory address, length and
 // file offset is exact; aligned memory is used in place, the rest goes through bounded slots. More
 // operations than the queue holds wait, they do not fail.
+//
+// Memory of a GPU (allocated by CUDA, by whomever) goes through the slots too, copied while the
+// drive goes on. A transfer of it touches it only after the work that was queued on `stream` at the
+// call; when it is done, every stream sees its bytes.
 //
 // After fork() a Handle belongs to the parent; in the child its use is an Error and its destruction
 // is safe.
@@ -54,12 +60,15 @@ class TENSORFERRY_EXPORT Handle {
   // a write extends the file but never truncates it. A write that fails or is cancelled may have
   // written some of its bytes, and may leave the file extended with zeros. Writes that overlap in
   // time must not overlap in the file.
-  Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0);
-  Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0);
+  Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
+                 CudaStream stream = {});
+  Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,
+                 CudaStream stream = {});
   Operation write(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
-                  Durability durability = Durability::none);
+                  Durability durability = Durability::none, CudaStream stream = {});
   Operation write(std::span<const std::byte> memory, const std::string& path,
-                  std::uint64_t offset = 0, Durability durability = Durability::none);
+                  std::uint64_t offset = 0, Durability durability = Durability::none,
+                  CudaStream stream = {});
 
   // Many transfers as one operation. Neighbours in one file become one request. Transfers of one
   // write_many must not overlap (EINVAL).
@@ -68,12 +77,15 @@ class TENSORFERRY_EXPORT Handle {
                        Durability durability = Durability::none);
 
   // Return when done, or throw. A small transfer is made by the calling thread itself.
-  void read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0);
-  void read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0);
+  void read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
+                CudaStream stream = {});
+  void read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,
+                CudaStream stream = {});
   void write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
-                 Durability durability = Durability::none);
+                 Durability durability = Durability::none, CudaStream stream = {});
   void write_now(std::span<const std::byte> memory, const std::string& path,
-                 std::uint64_t offset = 0, Durability durability = Durability::none);
+                 std::uint64_t offset = 0, Durability durability = Durability::none,
+                 CudaStream stream = {});
 
   // Makes durable what writes to `file` that were done() before this call have written. A failed
   // sync is never retried.

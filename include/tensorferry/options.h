@@ -11,13 +11,21 @@ namespace tensorferry {
 
 // How bytes move. `automatic` ("auto" as text) takes io_uring, then libaio, then threads, and keeps
 // the reason; any other choice is honoured or is an error.
-enum class EngineKind : std::uint8_t { automatic, io_uring, libaio, threads };
+//
+// `gds` moves memory of GPUs with NVIDIA's cuFile, and other memory as `automatic` does.
+enum class EngineKind : std::uint8_t { automatic, io_uring, libaio, threads, gds };
 
-// "auto", "io_uring", "libaio", "threads".
+// "auto", "io_uring", "libaio", "threads", "gds".
 [[nodiscard]] TENSORFERRY_EXPORT std::string_view to_string(EngineKind kind) noexcept;
 
 // The reverse. Throws Error (EINVAL) that names the known engines.
 [[nodiscard]] TENSORFERRY_EXPORT EngineKind parse_engine_kind(std::string_view text);
+
+// A stream of CUDA: a cudaStream_t or CUstream. Transfers of GPU memory wait for the work that is
+// queued on it when they are started; nullptr is the default stream.
+struct CudaStream {
+  void* handle = nullptr;
+};
 
 // `single` makes one system call per request, `batch` one for many.
 enum class Submit : std::uint8_t { batch, single };

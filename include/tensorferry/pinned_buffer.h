@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,10 @@ namespace memory {
 class Region;
 }
 
+// Whether page-locked memory becomes known to CUDA: `yes` as soon as the process has a context of
+// CUDA (none is made for it), `no` for those who register it themselves.
+enum class KnownToCuda : std::uint8_t { yes, no };
+
 // Owns its memory and moves, never copies. Every Handle recognises memory inside a PinnedBuffer
 // and registers it once with each of its rings. Operations in flight keep the memory alive, so
 // freeing early is safe: the pages go when the last operation on them is done.
@@ -21,7 +26,7 @@ class TENSORFERRY_EXPORT PinnedBuffer {
  public:
   // Maps, zeroes and locks. Over the memlock limit the memory works unlocked: see locked().
   // Throws Error (ENOMEM) when there is no memory.
-  explicit PinnedBuffer(std::size_t bytes);
+  explicit PinnedBuffer(std::size_t bytes, KnownToCuda cuda = KnownToCuda::yes);
   ~PinnedBuffer();
   PinnedBuffer(PinnedBuffer&&) noexcept;
   PinnedBuffer& operator=(PinnedBuffer&&) noexcept;

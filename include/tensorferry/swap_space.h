@@ -110,12 +110,14 @@ class TENSORFERRY_EXPORT SwapSpace {
   // Starts to write a tensor and returns at once. The memory must stay as it is until the operation
   // is done; until then the tensor is read from it. Throws Error (ENOSPC) with the bytes needed and
   // free when the drives are full: the tensor is then what it was before.
-  Operation put(std::string_view key, std::span<const std::byte> memory);
+  // Memory of a GPU is taken after the work that is queued on `stream`.
+  Operation put(std::string_view key, std::span<const std::byte> memory, CudaStream stream = {});
 
   // Starts to fill memory with a tensor, or with a part of it, and returns at once; only a prefetch
   // under way is waited for. What need not come from the drive is there at once, and counts 0
   // bytes. Throws Error: ENOENT for a key that is not there, EINVAL for more bytes than it holds.
-  Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset = 0);
+  Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset = 0,
+                CudaStream stream = {});
 
   // Begins to read a tensor into the buffers, for the next fetch() or get() of it. A hint: false
   // where there is no room now, or nothing to be read. Prefetched tensors give way to take().

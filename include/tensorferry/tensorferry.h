@@ -7,6 +7,8 @@
 #include "tensorferry/device.h"         // IWYU pragma: export
 #include "tensorferry/error.h"          // IWYU pragma: export
 #include "tensorferry/file.h"           // IWYU pragma: export
+#include "tensorferry/gds.h"            // IWYU pragma: export
+#include "tensorferry/gpu.h"            // IWYU pragma: export
 #include "tensorferry/handle.h"         // IWYU pragma: export
 #include "tensorferry/operation.h"      // IWYU pragma: export
 #include "tensorferry/options.h"        // IWYU pragma: export

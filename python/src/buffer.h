@@ -7,11 +7,16 @@
 #include <memory>
 #include <span>
 
+#include "tensorferry/options.h"
+
 namespace tensorferry::python {
 
 namespace nb = nanobind;
 
 enum class Use : std::uint8_t { fill, take };  // a read fills memory, a write takes from it
+
+// Whether memory of a GPU will do.
+enum class Reach : std::uint8_t { cpu, gpu_too };
 
 // Keeps the memory alive, and a bytearray from being resized. Nothing keeps a torch storage from
 // being resized: resize_() while an operation is in flight is the user's error. Made, moved and
@@ -19,9 +24,11 @@ enum class Use : std::uint8_t { fill, take };  // a read fills memory, a write t
 class Buffer {
  public:
   // Throws TypeError or ValueError that says what to do instead.
-  Buffer(nb::handle object, Use use);
+  Buffer(nb::handle object, Use use, Reach reach = Reach::cpu);
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
+  // For memory of a GPU: the stream whose work is to be waited for.
+  [[nodiscard]] CudaStream stream() const noexcept { return stream_; }
 
  private:
   struct Release {
@@ -31,15 +38,18 @@ class Buffer {
     }
   };
 
-  void take_tensor(nb::handle tensor, Use use);
+  void take_tensor(nb::handle tensor, Use use, Reach reach);
   void take_view(nb::handle object, Use use);
   bool take_array_interface(nb::handle object, Use use);
-  void take_dlpack(nb::handle object, Use use);
+  void take_dlpack(nb::handle object, Use use, Reach reach);
+  template <class Device>
+  bool try_dlpack(nb::handle object, Use use);
 
   nb::object owner_;
   std::shared_ptr<const void> array_;  // what DLPack gave, if it did
   std::unique_ptr<Py_buffer, Release> view_;
   std::span<std::byte> bytes_;
+  CudaStream stream_;
 };
 
 // Whether it is a torch tensor; torch is never imported for the question.

@@ -38,22 +38,23 @@ std::vector<Buffer> alone(Buffer buffer) {
 }
 
 PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset) {
-  Buffer memory(buffer, Use::fill);
+  Buffer memory(buffer, Use::fill, Reach::gpu_too);
   const File target = to_file(file, Access::read);
   const std::uint64_t at = to_bytes(offset, "offset");
-  Operation operation =
-      self.with([&](Handle& handle) { return handle.read(memory.bytes(), target, at); });
+  Operation operation = self.with(
+      [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
   return self.launch(std::move(operation), alone(std::move(memory)));
 }
 
 PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
                   const std::string& durability) {
-  Buffer memory(buffer, Use::take);
+  Buffer memory(buffer, Use::take, Reach::gpu_too);
   const Durability lasting = parse_durability(durability);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::write);
-  Operation operation =
-      self.with([&](Handle& handle) { return handle.write(memory.bytes(), target, at, lasting); });
+  Operation operation = self.with([&](Handle& handle) {
+    return handle.write(memory.bytes(), target, at, lasting, memory.stream());
+  });
   return self.launch(std::move(operation), alone(std::move(memory)));
 }
 
@@ -72,24 +73,29 @@ void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const
 }
 
 void read_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset) {
-  const Buffer memory(buffer, Use::fill);
+  const Buffer memory(buffer, Use::fill, Reach::gpu_too);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::read);
   run(
-      self, memory.bytes(), [&](Handle& handle) { handle.read_now(memory.bytes(), target, at); },
-      [&](Handle& handle) { return handle.read(memory.bytes(), target, at); });
+      self, memory.bytes(),
+      [&](Handle& handle) { handle.read_now(memory.bytes(), target, at, memory.stream()); },
+      [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
 }
 
 void write_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
                const std::string& durability) {
-  const Buffer memory(buffer, Use::take);
+  const Buffer memory(buffer, Use::take, Reach::gpu_too);
   const Durability lasting = parse_durability(durability);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::write);
   run(
       self, memory.bytes(),
-      [&](Handle& handle) { handle.write_now(memory.bytes(), target, at, lasting); },
-      [&](Handle& handle) { return handle.write(memory.bytes(), target, at, lasting); });
+      [&](Handle& handle) {
+        handle.write_now(memory.bytes(), target, at, lasting, memory.stream());
+      },
+      [&](Handle& handle) {
+        return handle.write(memory.bytes(), target, at, lasting, memory.stream());
+      });
 }
 
 // The transfers of one *_many call. A path that comes often is opened once.
@@ -107,16 +113,16 @@ struct Many {
       if (fields != 2 && fields != 3) {
         throw invalid("transfer", "each item must be (buffer, file) or (buffer, file, offset)");
       }
-      Buffer buffer(row[0], use);
+      Buffer buffer(row[0], use, Reach::gpu_too);
       const std::uint64_t at = fields == 3 ? to_bytes(nb::object(row[2]), "offset") : 0;
       const nb::object file = row[1];
       if (PyUnicode_Check(file.ptr()) != 0) {
         const std::string path = to_path(file);
         auto known = opened.find(path);
         if (known == opened.end()) known = opened.emplace(path, to_file(file, access)).first;
-        transfers.push_back({buffer.bytes(), known->second, at});
+        transfers.push_back({buffer.bytes(), known->second, at, buffer.stream()});
       } else {
-        transfers.push_back({buffer.bytes(), to_file(file, access), at});
+        transfers.push_back({buffer.bytes(), to_file(file, access), at, buffer.stream()});
       }
       buffers.push_back(std::move(buffer));
     }
@@ -278,9 +284,10 @@ HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
 void bind_handle(nb::module_& module) {
   HandleClass handle(module, "Handle", R"(What moves tensors: an engine, its workers, its limits.
 
-All methods may be called from any number of threads at once. Buffers are torch tensors, NumPy
-arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and alignment; files are
-paths, File objects or descriptors. Settings that are None follow from the device.
+All methods may be called from any number of threads at once. Buffers are torch tensors of the CPU
+or of a GPU, NumPy arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and
+alignment; files are paths, File objects or descriptors. Settings that are None follow from the
+device.
 
 >>> import tensorferry
 >>> with tensorferry.Handle() as handle:
@@ -297,10 +304,11 @@ b'3456'
       nb::arg("block_bytes") = nb::none(), nb::arg("queue_depth") = nb::none(),
       nb::arg("workers") = nb::none(), nb::arg("submit") = "batch", nb::arg("overlap") = true,
       nb::arg("slot_bytes") = nb::none(),
-      nb::sig("def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = "
-              "'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, "
-              "workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', "
-              "overlap: bool = True, slot_bytes: int | None = None) -> None"));
+      nb::sig(
+          "def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = "
+          "'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, "
+          "workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', "
+          "overlap: bool = True, slot_bytes: int | None = None) -> None"));
   bind_transfers(handle);
   bind_life(handle);
   bind_closing(handle, "def __enter__(self) -> Handle");

@@ -21,7 +21,7 @@ std::map<const std::byte*, PyPinnedBuffer*>& live_buffers() {
 // Exports views of its memory, which keep it alive. `retired` memory has been given up by its user
 // while views of it may live: it counts as ordinary, and goes with the last view.
 struct PyPinnedBuffer {
-  explicit PyPinnedBuffer(std::size_t bytes) : memory(make(bytes)) {
+  PyPinnedBuffer(std::size_t bytes, KnownToCuda cuda) : memory(make(bytes, cuda)) {
     live_buffers()[memory.data()] = this;
   }
   ~PyPinnedBuffer() {
@@ -39,9 +39,9 @@ struct PyPinnedBuffer {
     live_buffers().erase(first);
   }
 
-  static PinnedBuffer make(std::size_t bytes) {
+  static PinnedBuffer make(std::size_t bytes, KnownToCuda cuda) {
     const Unlocked unlocked;  // zeroing and locking takes time
-    return PinnedBuffer(bytes);
+    return PinnedBuffer(bytes, cuda);
   }
 
   PinnedBuffer memory;
@@ -128,13 +128,13 @@ std::string describe(const PyPinnedBuffer& self) {
   return text + ">";
 }
 
-}  // namespace
-
-void bind_memory(nb::module_& module) {
+void bind_buffers(nb::module_& module) {
   nb::class_<PyPinnedBuffer>(module, "PinnedBuffer", nb::type_slots(buffer_slots),
                              R"(Page-locked memory, exactly as much as asked, in whole pages.
 
-It has the buffer protocol: give it to NumPy or torch, whose views keep it alive.
+It has the buffer protocol: give it to NumPy or torch, whose views keep it alive. In a process that
+uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
+leaves that to others.
 
 >>> import tensorferry
 >>> buffer = tensorferry.PinnedBuffer(1 << 20)
@@ -143,10 +143,12 @@ It has the buffer protocol: give it to NumPy or torch, whose views keep it alive
 )")
       .def(
           "__init__",
-          [](PyPinnedBuffer* self, nb::handle bytes) {
-            new (self) PyPinnedBuffer(to_bytes(bytes, "bytes"));
+          [](PyPinnedBuffer* self, nb::handle bytes, bool known_to_cuda) {
+            new (self) PyPinnedBuffer(to_bytes(bytes, "bytes"),
+                                      known_to_cuda ? KnownToCuda::yes : KnownToCuda::no);
           },
-          nb::arg("bytes"), nb::sig("def __init__(self, bytes: int) -> None"))
+          nb::arg("bytes"), nb::kw_only(), nb::arg("known_to_cuda") = true,
+          nb::sig("def __init__(self, bytes: int, *, known_to_cuda: bool = True) -> None"))
       .def("free", &PyPinnedBuffer::free,
            "Gives the memory back now. BufferError while views of it are alive; operations in "
            "flight keep it by themselves.")
@@ -171,7 +173,48 @@ It has the buffer protocol: give it to NumPy or torch, whose views keep it alive
       .def_prop_ro("huge_page_reason",
                    [](const PyPinnedBuffer& self) { return self.memory.huge_page_reason(); })
       .def("__repr__", &describe);
+}
 
+void bind_gds(nb::module_& module) {
+  module.def(
+      "gds_support",
+      [] {
+        const GdsSupport support = gds_support();
+        const char* const modes[] = {"none", "compat", "direct"};
+        return nb::make_tuple(modes[static_cast<std::size_t>(support.mode)], support.reason);
+      },
+      nb::sig("def gds_support() -> tuple[str, str]"),
+      "What of GPUDirect Storage can be had: 'none', 'compat' or 'direct', and why no more.");
+  module.def(
+      "gds_counts",
+      [] {
+        const GdsCounts counts = gds_counts();
+        nb::dict told;
+        told["requests"] = counts.requests;
+        told["registered_requests"] = counts.registered_requests;
+        told["in_flight_max"] = counts.in_flight_max;
+        return told;
+      },
+      "What this process has asked of cuFile so far.");
+  module.def(
+      "register_gpu_memory",
+      [](nb::handle tensor) {
+        register_gpu_memory(Buffer(tensor, Use::fill, Reach::gpu_too).bytes());
+      },
+      nb::arg("tensor").none(), "Registers a tensor of a GPU with cuFile.");
+  module.def(
+      "unregister_gpu_memory",
+      [](nb::handle tensor) {
+        return unregister_gpu_memory(Buffer(tensor, Use::fill, Reach::gpu_too).bytes().data());
+      },
+      nb::arg("tensor").none(), "Undoes that. False if it was not registered.");
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& module) {
+  bind_buffers(module);
+  bind_gds(module);
   module.def("is_pinned", &is_pinned_buffer, nb::arg("buffer").none(),
              "Whether all of the buffer is page-locked memory of ours or of torch. False, never an "
              "error, for what has no memory.");
@@ -179,7 +222,8 @@ It has the buffer protocol: give it to NumPy or torch, whose views keep it alive
              "Gives up a PinnedBuffer by its first address; views of it stay valid.");
   module.def("pinned_stats", &pinned_stats);
   module.def(
-      "byte_count", [](nb::handle buffer) { return Buffer(buffer, Use::take).bytes().size(); },
+      "byte_count",
+      [](nb::handle buffer) { return Buffer(buffer, Use::take, Reach::gpu_too).bytes().size(); },
       nb::arg("buffer").none());
   module.def(
       "copy",

@@ -48,11 +48,12 @@ NB_MODULE(_core, module) {
   module.def(
       "validate",
       [](nb::handle buffer, nb::handle path, nb::handle offset) {
-        const Buffer memory(buffer, Use::take);
+        const Buffer memory(buffer, Use::take, Reach::gpu_too);
         const std::string name = to_path(path);
         const std::uint64_t at = to_bytes(offset, "offset");
         in_pieces(memory.bytes().size(), [&](std::size_t begin, std::size_t bytes) {
-          tensorferry::validate(memory.bytes().subspan(begin, bytes), name, at + begin);
+          tensorferry::validate(memory.bytes().subspan(begin, bytes), name, at + begin,
+                                memory.stream());
         });
       },
       nb::arg("buffer").none(), nb::arg("path").none(), nb::arg("offset") = 0,

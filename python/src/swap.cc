@@ -73,18 +73,20 @@ PyOperation launch(PySwapSpace& self, Operation operation, std::vector<Buffer> h
 
 PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
   std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::take);
-  Operation operation =
-      self.with([&](SwapSpace& space) { return space.put(key, held.front().bytes()); });
+  held.emplace_back(buffer, Use::take, Reach::gpu_too);
+  Operation operation = self.with([&](SwapSpace& space) {
+    return space.put(key, held.front().bytes(), held.front().stream());
+  });
   return launch(self, std::move(operation), std::move(held));
 }
 
 PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb::handle offset) {
   std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::fill);
+  held.emplace_back(buffer, Use::fill, Reach::gpu_too);
   const std::uint64_t at = to_bytes(offset, "offset");
-  Operation operation =
-      self.with([&](SwapSpace& space) { return space.get(key, held.front().bytes(), at); });
+  Operation operation = self.with([&](SwapSpace& space) {
+    return space.get(key, held.front().bytes(), at, held.front().stream());
+  });
   return launch(self, std::move(operation), std::move(held));
 }
 

@@ -81,7 +81,9 @@ class PinnedBuffer:
     """
     Page-locked memory, exactly as much as asked, in whole pages.
 
-    It has the buffer protocol: give it to NumPy or torch, whose views keep it alive.
+    It has the buffer protocol: give it to NumPy or torch, whose views keep it alive. In a process that
+    uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
+    leaves that to others.
 
     >>> import tensorferry
     >>> buffer = tensorferry.PinnedBuffer(1 << 20)
@@ -89,7 +91,7 @@ class PinnedBuffer:
     [0, 0, 0, 0]
     """
 
-    def __init__(self, bytes: int) -> None: ...
+    def __init__(self, bytes: int, *, known_to_cuda: bool = True) -> None: ...
 
     def free(self) -> None:
         """
@@ -116,6 +118,20 @@ class PinnedBuffer:
     def huge_page_reason(self) -> str: ...
 
     def __repr__(self) -> str: ...
+
+def gds_support() -> tuple[str, str]:
+    """
+    What of GPUDirect Storage can be had: 'none', 'compat' or 'direct', and why no more.
+    """
+
+def gds_counts() -> dict:
+    """What this process has asked of cuFile so far."""
+
+def register_gpu_memory(tensor: object | None) -> None:
+    """Registers a tensor of a GPU with cuFile."""
+
+def unregister_gpu_memory(tensor: object | None) -> bool:
+    """Undoes that. False if it was not registered."""
 
 def is_pinned(buffer: object | None) -> bool:
     """
@@ -213,9 +229,10 @@ class Handle:
     """
     What moves tensors: an engine, its workers, its limits.
 
-    All methods may be called from any number of threads at once. Buffers are torch tensors, NumPy
-    arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and alignment; files are
-    paths, File objects or descriptors. Settings that are None follow from the device.
+    All methods may be called from any number of threads at once. Buffers are torch tensors of the CPU
+    or of a GPU, NumPy arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and
+    alignment; files are paths, File objects or descriptors. Settings that are None follow from the
+    device.
 
     >>> import tensorferry
     >>> with tensorferry.Handle() as handle:
@@ -228,7 +245,7 @@ class Handle:
     b'3456'
     """
 
-    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None) -> None: ...
+    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None) -> None: ...
 
     def read(self, buffer: object, file: _File, offset: int = 0) -> Operation:
         """

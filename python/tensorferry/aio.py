@@ -5,6 +5,7 @@ Every failure is an OSError. torch is imported only by what makes tensors.
 
 import errno
 import operator
+import os
 import threading
 import time
 
@@ -124,6 +125,8 @@ class pin_handle:
     True
     """
 
+    _known_to_cuda = False  # DeepSpeed registers what comes from a pin_handle itself
+
     def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
         """A 1-D CPU tensor of the example's dtype at the start of its own page-locked pages.
 
@@ -142,7 +145,8 @@ class pin_handle:
         # At least an element, so that an empty tensor has an address of its own too.
         # frombuffer() makes a root, to which DeepSpeed ties a finalizer, whatever the default
         # device is and whichever constructors DeepSpeed has replaced.
-        pages = _core.PinnedBuffer(max(1, num_elem) * example.dtype.itemsize)
+        size = max(1, num_elem) * example.dtype.itemsize
+        pages = _core.PinnedBuffer(size, known_to_cuda=self._known_to_cuda)
         locked = torch.frombuffer(pages, dtype=example.dtype)
         return locked if num_elem else locked.resize_(0)
 
@@ -250,41 +254,39 @@ class aio_handle:
 
     def read(self, buffer, filename, validate, file_offset=0):
         """Reads and returns 0."""
-        self._now(self._handle.read_now, buffer, filename, validate, file_offset)
+        self._now("read_now", buffer, filename, validate, file_offset)
         return 0
 
     def write(self, buffer, filename, validate, file_offset=0):
         """Writes and returns 0. Never cuts the file."""
-        self._now(self._handle.write_now, buffer, filename, validate, file_offset)
+        self._now("write_now", buffer, filename, validate, file_offset)
         return 0
 
     def pread(self, buffer, filename, validate, *args, **kwargs):
         """pread(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
-        calls = self._handle.read, self._handle.read_now
-        return self._start_or_now(calls, buffer, filename, validate, args, kwargs)
+        return self._start_or_now("read", buffer, filename, validate, args, kwargs)
 
     def pwrite(self, buffer, filename, validate, *args, **kwargs):
         """pwrite(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
-        calls = self._handle.write, self._handle.write_now
-        return self._start_or_now(calls, buffer, filename, validate, args, kwargs)
+        return self._start_or_now("write", buffer, filename, validate, args, kwargs)
 
     def sync_pread(self, buffer, filename, file_offset=0):
         """Reads and returns 1."""
-        self._handle.read_now(buffer, filename, file_offset)
+        self._transfer("read_now", buffer, filename, file_offset)
         return 1
 
     def sync_pwrite(self, buffer, filename, file_offset=0):
         """Writes and returns 1."""
-        self._handle.write_now(buffer, filename, file_offset)
+        self._transfer("write_now", buffer, filename, file_offset)
         return 1
 
     def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
         """Starts to read and returns 0; wait() counts it. `filename` may be a descriptor."""
-        return self._start(self._handle.read, buffer, _one_of(filename, fd), False, file_offset)
+        return self._start("read", buffer, _one_of(filename, fd), False, file_offset)
 
     def async_pwrite(self, buffer, filename=None, file_offset=0, *, fd=None):
         """Starts to write and returns 0; wait() counts it. `filename` may be a descriptor."""
-        return self._start(self._handle.write, buffer, _one_of(filename, fd), False, file_offset)
+        return self._start("write", buffer, _one_of(filename, fd), False, file_offset)
 
     def wait(self):
         """Waits for what was started since the last wait() and returns how many that were.
@@ -326,36 +328,71 @@ class aio_handle:
         """See pin_handle.is_pinned()."""
         return _core.is_pinned(buffer)
 
-    def _start_or_now(self, calls, buffer, filename, validate, args, kwargs):
-        start, now = calls
+    def _start_or_now(self, name, buffer, filename, validate, args, kwargs):
         is_async, file_offset = _async_and_offset(args, kwargs)
         if is_async:
-            return self._start(start, buffer, filename, validate, file_offset)
-        self._now(now, buffer, filename, validate, file_offset)
+            return self._start(name, buffer, filename, validate, file_offset)
+        self._now(f"{name}_now", buffer, filename, validate, file_offset)
         return 1
 
-    def _now(self, transfer, buffer, filename, validate, file_offset):
-        transfer(buffer, filename, file_offset)
+    def _now(self, name, buffer, filename, validate, file_offset):
+        self._transfer(name, buffer, filename, file_offset)
         if validate:
             _core.validate(buffer, filename, file_offset)
 
-    def _start(self, transfer, buffer, file, validate, file_offset):
+    def _start(self, name, buffer, file, validate, file_offset):
         if validate and isinstance(file, int):
             raise TypeError("validation reads the file anew: give its name, not a descriptor")
-        operation = transfer(buffer, file, file_offset)
+        operation = self._transfer(name, buffer, file, file_offset)
         check = (buffer, file, file_offset) if validate else None
         with self._lock:
             self._pending.append((operation, check))
         return 0
 
+    def _transfer(self, name, buffer, file, file_offset):
+        """Calls the method of that name of a Handle."""
+        return getattr(self._handle, name)(buffer, file, file_offset)
+
 
 class gds_handle(aio_handle):
-    """DeepSpeed's gds_handle. CPU memory moves as with aio_handle."""
+    """DeepSpeed's gds_handle: tensors of a GPU by GPUDirect Storage where that is to be had.
+
+    Where it is not, they go through page-locked memory of the CPU, at the speed of the drive too;
+    engine_reason says why. CPU memory moves as with aio_handle.
+    """
+
+    def __init__(
+        self,
+        block_size=1048576,
+        queue_depth=128,
+        single_submit=False,
+        overlap_events=False,
+        intra_op_parallelism=1,
+    ):
+        super().__init__(
+            block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism
+        )
+        self._reason = f"GPUDirect Storage: {_core.gds_support()[1]}"
+        self._direct = None  # moves tensors of a GPU
+        if _core.gds_support()[0] == "direct":
+            workers = intra_op_parallelism
+            settings = _settings(block_size, queue_depth, single_submit, overlap_events, workers)
+            self._direct = Handle("gds", **settings)
 
     @staticmethod
     def available():
-        """Whether tensors of a GPU can be moved. Not by this build."""
-        return False
+        """Whether there is a GPU whose tensors can be moved. Starts nothing."""
+        return os.path.exists("/proc/driver/nvidia/version")
+
+    @property
+    def engine(self):
+        """The engine that moves tensors of a GPU."""
+        return (self._direct or self._handle).engine
+
+    @property
+    def engine_reason(self):
+        """Why that one."""
+        return f"{self._reason}; {(self._direct or self._handle).engine_reason}"
 
     def get_alignment(self):
         """As in DeepSpeed: 512, whatever the number of workers."""
@@ -363,29 +400,67 @@ class gds_handle(aio_handle):
 
     def new_pinned_device_tensor(self, num_elem, example_tensor):
         """A 1-D tensor of the example's dtype on the current CUDA device."""
-        raise _no_gpu("new_pinned_device_tensor")
+        import torch
+
+        count = operator.index(num_elem)
+        if count < 0:
+            raise ValueError(f"num_elem is {count}; it must not be negative")
+        if not torch.cuda.is_available():
+            hint = "there is no GPU that torch can use"
+            error = OSError(errno.ENODEV, f"new_pinned_device_tensor: {hint}")
+            error.operation, error.hint = "new_pinned_device_tensor", hint
+            error.offset = error.length = None
+            raise error
+        tensor = torch.empty(count, dtype=example_tensor.dtype, device="cuda")
+        self.pin_device_tensor(tensor)
+        return tensor
 
     def free_pinned_device_tensor(self, tensor):
-        """Frees a tensor of new_pinned_device_tensor()."""
-        raise _no_gpu("free_pinned_device_tensor")
+        """Undoes the registration of new_pinned_device_tensor(); torch frees the memory. True."""
+        return self.unpin_device_tensor(tensor)
 
     def pin_device_tensor(self, tensor):
-        """Registers a tensor of a GPU for direct transfers."""
-        raise _no_gpu("pin_device_tensor")
+        """Registers a tensor of a GPU for direct transfers. True.
+
+        Unregister it with unpin_device_tensor() before it goes. Where there is no GPUDirect Storage
+        there is nothing to be registered.
+        """
+        _check_on_gpu(tensor)
+        if self._direct is not None and tensor.nbytes:
+            _core.register_gpu_memory(tensor)
+        return True
 
     def unpin_device_tensor(self, tensor):
-        """Undoes pin_device_tensor()."""
-        raise _no_gpu("unpin_device_tensor")
+        """Undoes pin_device_tensor(). True."""
+        _check_on_gpu(tensor)
+        if self._direct is not None and tensor.nbytes:
+            _core.unregister_gpu_memory(tensor)
+        return True
+
+    def _transfer(self, name, buffer, file, file_offset):
+        if self._direct is not None and getattr(buffer, "is_cuda", False):
+            try:
+                return getattr(self._direct, name)(buffer, file, file_offset)
+            except OSError as refused:
+                if getattr(refused, "operation", None) != "use GPUDirect Storage":
+                    raise
+                self._reason = str(refused)  # not for this file
+        return super()._transfer(name, buffer, file, file_offset)
 
 
-def _no_gpu(what):
-    hint = "this build of tensorferry does not reach GPUs yet"
-    error = OSError(errno.EOPNOTSUPP, f"{what}: {hint}")
-    error.operation, error.offset, error.length, error.hint = what, None, None, hint
-    return error
+def _check_on_gpu(tensor):
+    if not getattr(tensor, "is_cuda", False):
+        raise ValueError(
+            f"the tensor is on {getattr(tensor, 'device', 'no device')}: only tensors of a GPU can "
+            "be pinned for GPUDirect Storage; for the CPU there is new_cpu_locked_tensor()"
+        )
 
 
-_pins = pin_handle()
+class _Pins(pin_handle):
+    _known_to_cuda = True
+
+
+_pins = _Pins()
 
 
 def _one_of(filename, fd):

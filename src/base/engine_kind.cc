@@ -8,7 +8,8 @@
 namespace tensorferry {
 
 namespace {
-constexpr std::array<std::string_view, 4> engine_names{"auto", "io_uring", "libaio", "threads"};
+constexpr std::array<std::string_view, 5> engine_names{"auto", "io_uring", "libaio", "threads",
+                                                       "gds"};
 }
 
 std::string_view to_string(EngineKind kind) noexcept {
@@ -25,7 +26,7 @@ EngineKind parse_engine_kind(std::string_view text) {
                .length = {},
                .code = EINVAL,
                .hint = "no engine is called \"" + std::string(text) +
-                       "\"; there are auto, io_uring, libaio and threads"});
+                       "\"; there are auto, io_uring, libaio, threads and gds"});
 }
 
 }  // namespace tensorferry

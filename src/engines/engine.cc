@@ -29,6 +29,8 @@ Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth, os:
       return open_uring_engine(depth);
     case EngineKind::libaio:
       return open_libaio_engine(depth);
+    case EngineKind::gds:
+      return open_gds_engine(depth, system);
     case EngineKind::threads:
     case EngineKind::automatic:
       break;

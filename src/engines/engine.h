@@ -16,6 +16,8 @@
 
 namespace tensorferry::engines {
 
+class CufileFile;
+
 enum class RequestKind : std::uint8_t { read, write, sync_data, sync_full };
 
 [[nodiscard]] constexpr bool is_sync(RequestKind kind) noexcept {
@@ -35,6 +37,8 @@ struct Request {
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
   std::uint64_t offset = 0;
+  int gpu = -1;                        // that has the memory; only for the engine `gds`
+  const CufileFile* cufile = nullptr;  // the file as cuFile knows it, where `memory` is a GPU's
 };
 
 struct Completion {
@@ -110,5 +114,6 @@ class Engine {
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth,
                                                                   os::System& system);
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_gds_engine(unsigned depth, os::System& system);
 
 }  // namespace tensorferry::engines

@@ -1,5 +1,6 @@
 // The threads engine: pread and pwrite by a few threads. The reference for the others, the
-// fallback that works everywhere, and the right choice for files without O_DIRECT.
+// fallback that works everywhere, and the right choice for files without O_DIRECT. The engine `gds`
+// is the same with cuFile for what is on a GPU.
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -8,9 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include "engines/cufile.h"
 #include "engines/engine.h"
 #include "os/system.h"
 #include "os/thread.h"
+#include "tensorferry/gds.h"
 
 namespace tensorferry::engines {
 
@@ -21,7 +24,8 @@ constexpr unsigned threads_max = 16;
 
 class ThreadsEngine final : public Engine {
  public:
-  ThreadsEngine(unsigned depth, os::System& system) : depth_(depth), system_(system) {
+  ThreadsEngine(EngineKind kind, unsigned depth, os::System& system)
+      : kind_(kind), depth_(depth), system_(system) {
     finished_.reserve(depth);
     threads_.reserve(std::min(depth, threads_max));
   }
@@ -35,7 +39,7 @@ class ThreadsEngine final : public Engine {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::threads; }
+  [[nodiscard]] EngineKind kind() const noexcept override { return kind_; }
   [[nodiscard]] Capabilities capabilities() const noexcept override {
     return {.buffer_slots = 0, .file_slots = 0, .async_buffered = true};
   }
@@ -126,6 +130,12 @@ class ThreadsEngine final : public Engine {
   }
 
   std::int32_t move_bytes(const Request& request) {
+    if (const CufileFile* file = request.cufile) {
+      return static_cast<std::int32_t>(
+          request.kind == RequestKind::read
+              ? file->read(request.gpu, request.memory, request.bytes, request.offset)
+              : file->write(request.gpu, request.memory, request.bytes, request.offset));
+    }
     switch (request.kind) {
       case RequestKind::read:
         return static_cast<std::int32_t>(
@@ -141,6 +151,7 @@ class ThreadsEngine final : public Engine {
     return -EINVAL;
   }
 
+  const EngineKind kind_;
   const unsigned depth_;
   os::System& system_;
   mutable std::mutex mutex_;
@@ -159,7 +170,20 @@ class ThreadsEngine final : public Engine {
 }  // namespace
 
 Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth, os::System& system) {
-  return std::unique_ptr<Engine>(std::make_unique<ThreadsEngine>(depth, system));
+  return std::unique_ptr<Engine>(
+      std::make_unique<ThreadsEngine>(EngineKind::threads, depth, system));
+}
+
+Result<std::unique_ptr<Engine>> open_gds_engine(unsigned depth, os::System& system) {
+  if (const GdsSupport support = gds_support(); support.mode == GdsMode::none) {
+    return Error({.operation = "use GPUDirect Storage",
+                  .path = {},
+                  .offset = {},
+                  .length = {},
+                  .code = EOPNOTSUPP,
+                  .hint = support.reason});
+  }
+  return std::unique_ptr<Engine>(std::make_unique<ThreadsEngine>(EngineKind::gds, depth, system));
 }
 
 }  // namespace tensorferry::engines

@@ -8,7 +8,9 @@
 
 #include "base/alignment.h"
 #include "files/open_file.h"
+#include "memory/any_copy.h"
 #include "os/system.h"
+#include "tensorferry/gpu.h"
 #include "tensorferry/handle.h"
 
 namespace tensorferry {
@@ -89,11 +91,13 @@ int aio_write(std::span<const std::byte> buffer, const std::string& filename,
   return 0;
 }
 
-void validate(std::span<const std::byte> memory, const std::string& path, std::uint64_t offset) {
+void validate(std::span<const std::byte> memory, const std::string& path, std::uint64_t offset,
+              CudaStream stream) {
   os::System& system = os::System::real();
   const File file = files::open(system, path, Access::read);
   const int fd = file.opened()->buffered_fd().or_throw();
   std::vector<std::byte> chunk(std::min(memory.size(), validate_chunk_bytes));
+  std::vector<std::byte> from_gpu(is_on_gpu(memory) ? chunk.size() : 0);
   for (std::size_t at = 0; at < memory.size();) {
     const std::size_t wanted = std::min(chunk.size(), memory.size() - at);
     const ssize_t got = system.pread(fd, chunk.data(), wanted, offset + at);
@@ -107,10 +111,14 @@ void validate(std::span<const std::byte> memory, const std::string& path, std::u
                    .hint = "the ordinary read failed"});
     }
     const auto bytes = static_cast<std::size_t>(got);
-    const auto* expected = memory.data() + at;
+    const std::byte* expected = memory.data() + at;
+    if (!from_gpu.empty()) {
+      memory::copy_any({from_gpu.data(), bytes}, {}, {expected, bytes}, stream).or_throw();
+      expected = from_gpu.data();
+    }
     if (std::memcmp(expected, chunk.data(), bytes) != 0) {
       const auto first = std::mismatch(expected, expected + bytes, chunk.data()).first;
-      throw differs(path, offset + static_cast<std::uint64_t>(first - memory.data()), memory.size(),
+      throw differs(path, offset + at + static_cast<std::uint64_t>(first - expected), memory.size(),
                     "memory and file differ from this offset on");
     }
     if (bytes == 0) throw differs(path, offset + at, memory.size(), "the file ends here");

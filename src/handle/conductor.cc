@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "base/alignment.h"
+#include "engines/cufile.h"
 #include "handle/trace.h"
+#include "tensorferry/gds.h"
 
 namespace tensorferry::handle {
 
@@ -22,11 +24,12 @@ constexpr unsigned auto_queue_depth_min = 8;
 constexpr unsigned auto_workers_max = 4;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 
-// How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, and
-// to inline callers.
+// How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, to
+// those of cuFile (for ragged ends alone) and to inline callers.
 constexpr std::size_t slot_shares = 16;
-constexpr std::size_t main_shares = 12;
-constexpr std::size_t buffered_shares = 3;
+constexpr std::size_t main_shares = 7;
+constexpr std::size_t buffered_shares = 7;
+constexpr std::size_t gds_shares = 1;
 constexpr std::size_t inline_shares = 1;
 
 // Neighbours up to this size share a request; the copy costs less than requests of their own.
@@ -39,6 +42,29 @@ Error invalid(const char* operation, std::string hint) {
                 .length = {},
                 .code = EINVAL,
                 .hint = std::move(hint)});
+}
+
+std::string gds_reason() {
+  return "chosen by the caller, for memory of GPUs; " + gds_support().reason;
+}
+
+// The file as cuFile knows it. An explicit engine that cannot serve a file is an error.
+Result<std::shared_ptr<engines::CufileFile>> cufile_of(const files::OpenFile& file) {
+  const auto refuse = [&](int code, const std::string& why) {
+    return Error({.operation = "use GPUDirect Storage",
+                  .path = file.path(),
+                  .offset = {},
+                  .length = {},
+                  .code = code,
+                  .hint = why + "; the engine auto reaches this file"});
+  };
+  if (!file.direct()) return refuse(EOPNOTSUPP, file.direct_reason());
+  auto registered = engines::CufileFile::of(file.direct_fd());
+  if (!registered.ok()) {
+    const Error& error = registered.error();
+    return refuse(error.code(), error.operation() + ": " + error.hint());
+  }
+  return registered;
 }
 
 Status check_options(const HandleOptions& options) {
@@ -90,12 +116,12 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
 Conductor::~Conductor() {
   if (generation_ != os::fork_generation()) {
     // In a forked child the workers do not exist and the rings are the parent's: touch nothing.
-    for (const Team* team : {&main_, &buffered_}) {
+    for (const Team* team : {&main_, &buffered_, &gds_}) {
       if (team->crew != nullptr) team->crew->abandon(team->crew);
     }
     return;
   }
-  for (const Team* team : {&main_, &buffered_}) {
+  for (const Team* team : {&main_, &buffered_, &gds_}) {
     if (team->crew != nullptr) team->crew->close();
   }
   if (Trace* trace = Trace::active()) trace->flush();
@@ -132,6 +158,25 @@ Status Conductor::check(Direction direction, const Part& part) const {
     return refuse(EINVAL, "offset plus length is beyond what a file can hold");
   }
   return Nothing{};
+}
+
+// What of the users' streams the parts have to wait for.
+Result<std::vector<std::shared_ptr<os::GpuFence>>> Conductor::fences_for(
+    std::span<const Part> parts) const {
+  std::vector<std::shared_ptr<os::GpuFence>> fences;
+  const Part* last = nullptr;  // that was on a GPU
+  for (const Part& part : parts) {
+    if (part.gpu < 0) continue;
+    if (last != nullptr && last->gpu == part.gpu && last->stream.handle == part.stream.handle) {
+      continue;
+    }
+    last = &part;
+    auto fence = os::GpuFence::after(part.gpu, part.stream.handle);
+    if (!fence.ok()) return fence.error();
+    if (fence.value() != nullptr) fences.push_back(std::move(fence.value()));
+  }
+  if (last != nullptr) memory::register_listed_with_cuda();
+  return fences;
 }
 
 Limits Conductor::limits_for(const files::OpenFile& file, const Crew& crew) const noexcept {
@@ -174,10 +219,15 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
                      open_engine_, system_, ledger_);
 }
 
+// `gds` is a choice for memory of GPUs alone.
+bool Conductor::automatic() const noexcept {
+  return options_.engine == EngineKind::automatic || options_.engine == EngineKind::gds;
+}
+
 template <class Open>
 auto Conductor::choose_engine(const Device& device, Open open)
     -> Result<std::pair<EngineKind, std::string>> {
-  if (options_.engine != EngineKind::automatic) {
+  if (!automatic()) {
     if (Status opened = open(options_.engine); !opened.ok()) return opened.error();
     return std::pair(options_.engine, std::string("chosen by the caller"));
   }
@@ -219,15 +269,26 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
   const EngineKind first_choice = device.profile && device.profile->engine != EngineKind::automatic
                                       ? device.profile->engine
                                       : EngineKind::io_uring;
-  if (options_.engine == EngineKind::automatic && kind != first_choice) {
+  if (automatic() && kind != first_choice) {
     ledger_->note_fallback(reason);
   }
   return &main_;
 }
 
+Result<Conductor::Team*> Conductor::gds_team(const files::OpenFile& file) {
+  const std::lock_guard lock(mutex_);
+  if (gds_.crew == nullptr) {
+    auto crew =
+        start_crew(EngineKind::gds, file.device(), options_.slot_bytes / slot_shares * gds_shares);
+    if (!crew.ok()) return crew.error();
+    gds_ = {std::move(crew.value()), std::make_shared<const std::string>(gds_reason())};
+  }
+  return &gds_;
+}
+
 Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
   Result<Team*> main = main_team(file.device());
-  if (!main.ok() || file.direct() || options_.engine != EngineKind::automatic ||
+  if (!main.ok() || file.direct() || !automatic() ||
       main.value()->crew->options().engine == EngineKind::threads) {
     return main;
   }
@@ -246,6 +307,11 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
 
 Result<std::pair<EngineKind, std::string>> Conductor::engine() {
   if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  if (options_.engine == EngineKind::gds) {
+    auto engine = open_engine_(EngineKind::gds, 1, system_);
+    if (!engine.ok()) return engine.error();
+    return std::pair(EngineKind::gds, gds_reason());
+  }
   {
     const std::lock_guard lock(mutex_);
     if (main_.crew != nullptr) return std::pair(main_.crew->options().engine, *main_.reason);
@@ -265,9 +331,17 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   for (const Part& part : parts) {
     if (Status checked = check(direction, part); !checked.ok()) return checked.error();
   }
-  Result<Team*> team = parts.empty() ? main_team(Device{}) : team_for(*parts.front().file);
+  Result<std::vector<std::shared_ptr<os::GpuFence>>> fences = fences_for(parts);
+  if (!fences.ok()) return fences.error();
+  const bool by_gds =
+      options_.engine == EngineKind::gds &&
+      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.gpu >= 0; });
+  Result<Team*> team = parts.empty() ? main_team(Device{})
+                       : by_gds      ? gds_team(*parts.front().file)
+                                     : team_for(*parts.front().file);
   if (!team.ok()) return team.error();
   auto transfer = std::make_shared<Transfer>(direction, verb_of(direction), ledger_);
+  transfer->fences = std::move(fences.value());
   if (Status added = add_runs(*transfer, parts, *team.value()->crew); !added.ok())
     return added.error();
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -328,7 +402,8 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
                     .code = EINVAL,
                     .hint = "it overlaps another transfer of the same call"});
     }
-    const bool joins = same_file && part.offset == end && part.bytes <= merge_bytes_max &&
+    const bool joins = same_file && part.offset == end && part.gpu == first->gpu &&
+                       part.bytes <= merge_bytes_max &&
                        transfer.pieces.back().bytes <= merge_bytes_max;
     if (!joins) {
       if (Status closed = close_run(); !closed.ok()) return closed;
@@ -348,12 +423,22 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
 Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
                           const Crew& crew) const {
   files::OpenFile& file = *first.file;
-  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules_of(file),
-                       limits_for(file, crew)),
+  Rules rules = rules_of(first);
+  std::shared_ptr<engines::CufileFile> cufile;
+  if (first.gpu >= 0 && crew.options().engine == EngineKind::gds) {
+    auto registered = cufile_of(file);
+    if (!registered.ok()) return registered.error();
+    cufile = std::move(registered.value());
+    rules.in_place = true;
+    rules.memory_alignment = 1;
+  }
+  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits_for(file, crew)),
           .file = first.file,
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
-          .region = nullptr};
+          .region = nullptr,
+          .gpu = first.gpu,
+          .cufile = std::move(cufile)};
   if (run.plan.needs_buffered_descriptor()) {
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
@@ -386,12 +471,13 @@ Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::Ope
 }
 
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
-  if (inline_mover_.fits(part.bytes)) {
+  if (inline_mover_.fits(part) && !(part.gpu >= 0 && options_.engine == EngineKind::gds)) {
     if (Status checked = check_generation(); !checked.ok()) return checked;
     if (Status checked = check(direction, part); !checked.ok()) return checked;
-    if (std::optional<Status> done = inline_mover_.try_transfer(direction, part, durability)) {
-      return *done;
-    }
+    Result<std::vector<std::shared_ptr<os::GpuFence>>> fences = fences_for({&part, 1});
+    if (!fences.ok()) return fences.error();
+    const os::GpuFence* fence = fences.value().empty() ? nullptr : fences.value().front().get();
+    if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) return *done;
   }
   Result<Operation> operation = transfer(direction, {&part, 1}, durability);
   if (!operation.ok()) return operation.error();
@@ -430,7 +516,7 @@ Stats Conductor::stats() {
   stats.latency_ns_max = ledger_->latency_ns.max();
   if (generation_ == os::fork_generation()) {
     const std::lock_guard lock(mutex_);
-    for (const Team* team : {&main_, &buffered_}) {
+    for (const Team* team : {&main_, &buffered_, &gds_}) {
       if (team->crew != nullptr) stats.cpu_seconds += team->crew->cpu_seconds();
     }
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/result.h"
 #include "files/open_file.h"
@@ -62,9 +63,13 @@ class Conductor {
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
   [[nodiscard]] Status check(Direction direction, const Part& part) const;
   [[nodiscard]] Status check_generation() const;
+  [[nodiscard]] Result<std::vector<std::shared_ptr<os::GpuFence>>> fences_for(
+      std::span<const Part> parts) const;
   [[nodiscard]] Limits limits_for(const files::OpenFile& file, const Crew& crew) const noexcept;
   [[nodiscard]] Result<Team*> main_team(const Device& device);
   [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
+  [[nodiscard]] Result<Team*> gds_team(const files::OpenFile& file);
+  [[nodiscard]] bool automatic() const noexcept;
   // Tries to open the engine of the user's choice, or the one of the device's profile, or those of
   // `auto` in their order, with `open`.
   template <class Open>
@@ -91,6 +96,7 @@ class Conductor {
   std::mutex mutex_;  // guards the teams
   Team main_;
   Team buffered_;  // for files without O_DIRECT, where `auto` chooses
+  Team gds_;       // for memory of GPUs, with the engine `gds`
 };
 
 }  // namespace tensorferry::handle

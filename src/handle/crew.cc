@@ -97,6 +97,7 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
   worker.asleep = false;
   std::size_t count = 0;
   std::size_t looked_at = 0;
+  bool any_fenced = false;
   while (count < out.size() && looked_at < queue_.size()) {
     std::shared_ptr<Transfer> transfer = std::move(queue_.front());
     queue_.pop_front();
@@ -104,7 +105,11 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     const bool syncing = transfer->syncing();
     const std::size_t turn_end = std::min(out.size(), count + (syncing ? 1 : turn_blocks));
     const std::size_t before = count;
-    while (count < turn_end && transfer->claimable()) transfer->claim(transfer, out[count++]);
+    const bool fenced = transfer->fenced();
+    any_fenced |= fenced;
+    while (!fenced && count < turn_end && transfer->claimable()) {
+      transfer->claim(transfer, out[count++]);
+    }
     const bool took = count != before;
     looked_at = took ? 0 : looked_at + 1;
     // One that is being stopped stays until drop() takes it.
@@ -112,6 +117,7 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     if (stays) queue_.push_back(std::move(transfer));
   }
   worker.asleep = count < out.size();
+  if (worker.asleep) fenced_.store(any_fenced, std::memory_order_relaxed);
   return count;
 }
 

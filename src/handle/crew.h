@@ -82,6 +82,8 @@ class Crew {
   // Grows whenever operations in flight should be cancelled.
   [[nodiscard]] std::uint64_t cancellations() const noexcept { return cancellations_.load(); }
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
+  // Whether something is queued that waits for a GPU: that is to be asked again and again.
+  [[nodiscard]] bool fenced() const noexcept { return fenced_.load(std::memory_order_relaxed); }
   [[nodiscard]] Ledger& ledger() noexcept { return *ledger_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
 
@@ -100,6 +102,7 @@ class Crew {
   std::vector<std::unique_ptr<Worker>> workers_;  // fixed once started
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> closing_{false};
+  std::atomic<bool> fenced_{false};
   std::unique_ptr<memory::EndOfRegions> end_of_regions_;
   std::shared_ptr<Crew> self_;
 };

@@ -6,6 +6,7 @@
 
 #include "handle/conductor.h"
 #include "handle/transfer.h"
+#include "os/cuda.h"
 
 namespace tensorferry {
 
@@ -18,12 +19,14 @@ namespace {
 // Memory to be written is only read; the engines' requests do not tell the two apart.
 std::byte* writable(const std::byte* memory) { return const_cast<std::byte*>(memory); }
 
-Part read_part(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
-  return {memory.data(), memory.size(), file.opened(), offset};
-}
-
-Part write_part(std::span<const std::byte> memory, const File& file, std::uint64_t offset) {
-  return {writable(memory.data()), memory.size(), file.opened(), offset};
+Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
+             CudaStream stream) {
+  return {.memory = writable(memory.data()),
+          .bytes = memory.size(),
+          .file = file.opened(),
+          .offset = offset,
+          .gpu = memory.empty() ? -1 : os::gpu_of(memory.data()).value_or(-1),
+          .stream = stream};
 }
 
 }  // namespace
@@ -34,58 +37,66 @@ Handle::~Handle() = default;
 Handle::Handle(Handle&&) noexcept = default;
 Handle& Handle::operator=(Handle&&) noexcept = default;
 
-Operation Handle::read(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
-  Part part = read_part(memory, file, offset);
+Operation Handle::read(std::span<std::byte> memory, const File& file, std::uint64_t offset,
+                       CudaStream stream) {
+  Part part = part_of(memory, file, offset, stream);
   return conductor_->transfer(Direction::read, {&part, 1}, Durability::none).or_throw();
 }
 
-Operation Handle::read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset) {
-  return read(memory, files::open(conductor_->system(), path, Access::read), offset);
+Operation Handle::read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset,
+                       CudaStream stream) {
+  return read(memory, files::open(conductor_->system(), path, Access::read), offset, stream);
 }
 
 Operation Handle::write(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
-                        Durability durability) {
-  Part part = write_part(memory, file, offset);
+                        Durability durability, CudaStream stream) {
+  Part part = part_of(memory, file, offset, stream);
   return conductor_->transfer(Direction::write, {&part, 1}, durability).or_throw();
 }
 
 Operation Handle::write(std::span<const std::byte> memory, const std::string& path,
-                        std::uint64_t offset, Durability durability) {
-  return write(memory, files::open(conductor_->system(), path, Access::write), offset, durability);
+                        std::uint64_t offset, Durability durability, CudaStream stream) {
+  return write(memory, files::open(conductor_->system(), path, Access::write), offset, durability,
+               stream);
 }
 
 Operation Handle::read_many(std::span<const ReadTransfer> transfers) {
   std::vector<Part> parts;
   parts.reserve(transfers.size());
-  for (const auto& one : transfers) parts.push_back(read_part(one.memory, one.file, one.offset));
+  for (const auto& one : transfers)
+    parts.push_back(part_of(one.memory, one.file, one.offset, one.stream));
   return conductor_->transfer(Direction::read, parts, Durability::none).or_throw();
 }
 
 Operation Handle::write_many(std::span<const WriteTransfer> transfers, Durability durability) {
   std::vector<Part> parts;
   parts.reserve(transfers.size());
-  for (const auto& one : transfers) parts.push_back(write_part(one.memory, one.file, one.offset));
+  for (const auto& one : transfers)
+    parts.push_back(part_of(one.memory, one.file, one.offset, one.stream));
   return conductor_->transfer(Direction::write, parts, durability).or_throw();
 }
 
-void Handle::read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
-  conductor_->transfer_now(Direction::read, read_part(memory, file, offset), Durability::none)
+void Handle::read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset,
+                      CudaStream stream) {
+  conductor_->transfer_now(Direction::read, part_of(memory, file, offset, stream), Durability::none)
       .or_throw();
 }
 
-void Handle::read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset) {
-  read_now(memory, files::open(conductor_->system(), path, Access::read), offset);
+void Handle::read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset,
+                      CudaStream stream) {
+  read_now(memory, files::open(conductor_->system(), path, Access::read), offset, stream);
 }
 
 void Handle::write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
-                       Durability durability) {
-  conductor_->transfer_now(Direction::write, write_part(memory, file, offset), durability)
+                       Durability durability, CudaStream stream) {
+  conductor_->transfer_now(Direction::write, part_of(memory, file, offset, stream), durability)
       .or_throw();
 }
 
 void Handle::write_now(std::span<const std::byte> memory, const std::string& path,
-                       std::uint64_t offset, Durability durability) {
-  write_now(memory, files::open(conductor_->system(), path, Access::write), offset, durability);
+                       std::uint64_t offset, Durability durability, CudaStream stream) {
+  write_now(memory, files::open(conductor_->system(), path, Access::write), offset, durability,
+            stream);
 }
 
 Operation Handle::sync(const File& file, Durability durability) {

@@ -20,6 +20,7 @@ using engines::RequestKind;
 
 // What goes through a slot, and all where the user chose no block size, is at most this long.
 constexpr std::uint64_t slot_transfer_bytes_max = MiB;
+constexpr std::uint64_t gpu_transfer_bytes_max = 256 * KiB;
 // Room for the alignment at both ends.
 constexpr std::size_t slot_bytes = slot_transfer_bytes_max + 128 * KiB;
 
@@ -32,27 +33,32 @@ InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
       transfer_bytes_max_(block_bytes > 0 ? block_bytes : slot_transfer_bytes_max),
       slot_bytes_max_(slot_bytes_max) {}
 
-bool InlineMover::fits(std::uint64_t bytes) const noexcept { return bytes <= transfer_bytes_max_; }
+bool InlineMover::fits(const Part& part) const noexcept {
+  const std::uint64_t most =
+      part.gpu < 0 ? transfer_bytes_max_
+                   : std::min<std::uint64_t>(transfer_bytes_max_, gpu_transfer_bytes_max);
+  return part.bytes <= most;
+}
 
 std::optional<Status> InlineMover::try_transfer(Direction direction, const Part& part,
-                                                Durability durability) {
+                                                const os::GpuFence* fence, Durability durability) {
   const auto begin = Operation::Clock::now();
   files::OpenFile& file = *part.file;
   const Piece piece{part.memory, part.bytes, 0};
   const std::size_t unit = unit_of(file);
-  const Plan plan(direction, part.offset, {&piece, 1}, rules_of(file),
+  const Plan plan(direction, part.offset, {&piece, 1}, rules_of(part),
                   {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
                    .slot_block_bytes = align_down(slot_bytes, unit)});
-  std::shared_ptr<memory::Region> slot;
+  std::unique_ptr<Slot> slot;
   if (plan.needs_slots()) {
     if (part.bytes > slot_transfer_bytes_max) return std::nullopt;
     slot = take_slot();
     if (slot == nullptr) return std::nullopt;
   }
   const std::uint64_t id = Trace::active() != nullptr ? next_operation_id() : 0;
-  Status status = Nothing{};
+  Status status = part.gpu >= 0 && slot ? prepare(*slot, part, fence) : Status(Nothing{});
   for (std::uint64_t i = 0; i < plan.block_count() && status.ok(); ++i) {
-    status = move_block(direction, part, plan, plan.block(i), slot ? slot->data() : nullptr, id);
+    status = move_block(direction, part, plan, plan.block(i), slot.get(), id);
   }
   if (slot != nullptr) {
     const std::lock_guard lock(mutex_);
@@ -78,7 +84,7 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
 }
 
 Status InlineMover::move_block(Direction direction, const Part& part, const Plan& plan,
-                               const Block& block, std::byte* slot, std::uint64_t id) {
+                               const Block& block, Slot* slot, std::uint64_t id) {
   files::OpenFile& file = *part.file;
   int fd = file.direct_fd();
   if (block.descriptor == Descriptor::buffered) {
@@ -87,12 +93,13 @@ Status InlineMover::move_block(Direction direction, const Part& part, const Plan
     fd = buffered.value();
   }
   const bool bounced = block.memory == nullptr;
-  std::byte* memory = bounced ? slot : block.memory;
+  std::byte* memory = bounced ? slot->memory->data() : block.memory;
   // Inline there is one piece of memory, so one stretch per block.
   std::byte* users = part.memory + (block.wanted_offset - plan.offset());
   if (bounced) Ledger::add(ledger_->bounced_bytes, block.wanted_bytes);
   if (bounced && direction == Direction::write) {
-    copy({memory, block.wanted_bytes}, {users, block.wanted_bytes});
+    Status copied = copy_slot(direction, part, *slot, memory, users, block.wanted_bytes);
+    if (!copied.ok()) return copied;
   }
   Attempt attempt =
       first_attempt(direction, block, static_cast<std::uint32_t>(file.offset_alignment()));
@@ -117,11 +124,36 @@ Status InlineMover::move_block(Direction direction, const Part& part, const Plan
     Ledger::add(result > 0 ? ledger_->short_transfers : ledger_->retries);
     std::this_thread::sleep_for(retry_delay(attempt.fruitless));
   }
-  if (bounced && direction == Direction::read) {
-    copy({users, block.wanted_bytes},
-         {memory + (block.wanted_offset - block.offset), block.wanted_bytes});
+  if (!bounced || direction == Direction::write) return Nothing{};
+  return copy_slot(direction, part, *slot, memory + (block.wanted_offset - block.offset), users,
+                   block.wanted_bytes);
+}
+
+Status InlineMover::prepare(Slot& slot, const Part& part, const os::GpuFence* fence) {
+  const auto of_gpu = [&](const auto& stream) { return stream->device() == part.gpu; };
+  auto found = std::find_if(slot.streams.begin(), slot.streams.end(), of_gpu);
+  if (found == slot.streams.end()) {
+    (void)slot.memory->register_with_cuda();
+    auto stream = os::GpuStream::open(part.gpu);
+    if (!stream.ok()) return stream.error();
+    slot.streams.push_back(std::move(stream.value()));
+    found = std::prev(slot.streams.end());
   }
-  return Nothing{};
+  std::iter_swap(slot.streams.begin(), found);  // the one to use comes first
+  return fence != nullptr ? slot.streams.front()->wait_for(*fence) : Status(Nothing{});
+}
+
+Status InlineMover::copy_slot(Direction direction, const Part& part, Slot& slot, std::byte* in_slot,
+                              std::byte* users, std::size_t bytes) {
+  const bool fills = direction == Direction::read;
+  if (part.gpu < 0) {
+    copy({fills ? users : in_slot, bytes}, {fills ? in_slot : users, bytes});
+    return Nothing{};
+  }
+  os::GpuStream& stream = *slot.streams.front();
+  Status started = stream.copy(fills ? users : in_slot, fills ? in_slot : users, bytes);
+  const Status finished = stream.finish();
+  return started.ok() ? finished : started;
 }
 
 Status InlineMover::sync(files::OpenFile& file, Durability durability) {
@@ -141,7 +173,7 @@ Status InlineMover::sync(files::OpenFile& file, Durability durability) {
   return Nothing{};
 }
 
-std::shared_ptr<memory::Region> InlineMover::take_slot() {
+std::unique_ptr<InlineMover::Slot> InlineMover::take_slot() {
   const std::lock_guard lock(mutex_);
   if (!slots_.empty()) {
     auto slot = std::move(slots_.back());
@@ -154,7 +186,7 @@ std::shared_ptr<memory::Region> InlineMover::take_slot() {
   const std::string& reason = region.value()->lock_reason();
   if (!reason.empty()) ledger_->note_fallback(reason);
   ++slot_count_;
-  return std::move(region.value());
+  return std::unique_ptr<Slot>(new Slot{.memory = std::move(region.value()), .streams = {}});
 }
 
 }  // namespace tensorferry::handle

@@ -12,6 +12,7 @@
 #include "handle/ledger.h"
 #include "handle/part.h"
 #include "memory/region.h"
+#include "os/cuda.h"
 #include "os/system.h"
 #include "tensorferry/options.h"
 
@@ -24,28 +25,41 @@ class InlineMover {
   InlineMover(os::System& system, std::shared_ptr<Ledger> ledger, std::size_t block_bytes,
               std::size_t slot_bytes_max) noexcept;
 
-  // Whether so much is small: one block of the user's, else 1 MiB.
-  [[nodiscard]] bool fits(std::uint64_t bytes) const noexcept;
+  // Whether it is small: one block of the user's, else 1 MiB. What goes on to a GPU is better
+  // copied while the drive goes on, from 256 KiB.
+  [[nodiscard]] bool fits(const Part& part) const noexcept;
 
-  // Moves the part and syncs, and returns when that is done. Nothing where a slot is needed and
-  // none is free: then it has done nothing.
+  // Moves the part and syncs, and returns when that is done. A GPU's memory is touched after the
+  // fence, if there is one. Nothing where a slot is needed and none is free: then it has done
+  // nothing.
   [[nodiscard]] std::optional<Status> try_transfer(Direction direction, const Part& part,
+                                                   const os::GpuFence* fence,
                                                    Durability durability);
 
  private:
+  struct Slot {
+    std::shared_ptr<memory::Region> memory;
+    std::vector<std::unique_ptr<os::GpuStream>> streams;  // one for each GPU, or none
+  };
+
   [[nodiscard]] Status move_block(Direction direction, const Part& part, const Plan& plan,
-                                  const Block& block, std::byte* slot, std::uint64_t id);
+                                  const Block& block, Slot* slot, std::uint64_t id);
+  // Between the slot and the user's memory.
+  [[nodiscard]] Status copy_slot(Direction direction, const Part& part, Slot& slot,
+                                 std::byte* in_slot, std::byte* users, std::size_t bytes);
   [[nodiscard]] Status sync(files::OpenFile& file, Durability durability);
-  [[nodiscard]] std::shared_ptr<memory::Region> take_slot();
+  [[nodiscard]] std::unique_ptr<Slot> take_slot();
+  // Makes the slot fit for a GPU, and lets it wait for the fence.
+  [[nodiscard]] Status prepare(Slot& slot, const Part& part, const os::GpuFence* fence);
 
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   const std::size_t transfer_bytes_max_;
   const std::size_t slot_bytes_max_;
 
-  std::mutex mutex_;                                    // guards the slots
-  std::vector<std::shared_ptr<memory::Region>> slots_;  // that are free
-  unsigned slot_count_ = 0;                             // in use too
+  std::mutex mutex_;                          // guards the slots
+  std::vector<std::unique_ptr<Slot>> slots_;  // that are free
+  unsigned slot_count_ = 0;                   // in use too
 };
 
 }  // namespace tensorferry::handle

@@ -9,6 +9,7 @@
 #include "base/alignment.h"
 #include "files/open_file.h"
 #include "handle/plan.h"
+#include "tensorferry/options.h"
 
 namespace tensorferry::handle {
 
@@ -18,6 +19,8 @@ struct Part {
   std::uint64_t bytes = 0;
   std::shared_ptr<files::OpenFile> file;
   std::uint64_t offset = 0;
+  int gpu = -1;            // which has the memory; -1: the CPU
+  CudaStream stream = {};  // of the user's, where it is a GPU
 };
 
 [[nodiscard]] inline const char* verb_of(Direction direction) noexcept {
@@ -29,10 +32,11 @@ struct Part {
   return std::max({page_bytes, file.offset_alignment(), file.memory_alignment()});
 }
 
-[[nodiscard]] inline FileRules rules_of(const files::OpenFile& file) {
-  return {.direct = file.direct(),
-          .memory_alignment = file.memory_alignment(),
-          .offset_alignment = file.offset_alignment()};
+[[nodiscard]] inline Rules rules_of(const Part& part) {
+  return {.direct = part.file->direct(),
+          .memory_alignment = part.file->memory_alignment(),
+          .offset_alignment = part.file->offset_alignment(),
+          .in_place = part.gpu < 0};
 }
 
 }  // namespace tensorferry::handle

@@ -15,8 +15,11 @@ constexpr std::uint64_t ragged_in_place_bytes_min = 64 * KiB;
 }  // namespace
 
 Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pieces,
-           const FileRules& rules, const Limits& limits)
-    : offset_(offset), pieces_(pieces), limits_(limits) {
+           const Rules& rules, const Limits& limits)
+    : offset_(offset),
+      pieces_(pieces),
+      limits_(limits),
+      one_in_place_(pieces.size() == 1 && rules.in_place) {
   if (!pieces.empty()) bytes_ = pieces.back().start + pieces.back().bytes;
   if (bytes_ == 0) return;
   if (!rules.direct) {
@@ -36,20 +39,20 @@ void Plan::add(const Stretch& stretch) {
   needs_slots_ |= !stretch.in_place;
 }
 
-// Through the page cache any address will do; only several pieces have to be gathered in a slot.
+// Through the page cache any address will do; only several pieces, and memory out of reach, have to
+// be gathered in a slot.
 void Plan::plan_buffered(std::uint64_t begin, std::uint64_t end) {
-  const bool in_place = pieces_.size() == 1;
   add({.begin = begin,
        .end = end,
        .wanted_begin = begin,
        .wanted_end = end,
-       .block_bytes = in_place ? limits_.block_bytes : limits_.slot_block_bytes,
+       .block_bytes = one_in_place_ ? limits_.block_bytes : limits_.slot_block_bytes,
        .descriptor = Descriptor::buffered,
-       .in_place = in_place});
+       .in_place = one_in_place_});
 }
 
 // What cannot be read in place is read whole and direct into slots, and the wanted part copied.
-void Plan::plan_direct_read(const FileRules& rules) {
+void Plan::plan_direct_read(const Rules& rules) {
   const std::uint64_t end = offset_ + bytes_;
   const std::uint64_t first = align_up(offset_, rules.offset_alignment);
   const std::uint64_t last = align_down(end, rules.offset_alignment);
@@ -85,7 +88,7 @@ void Plan::plan_direct_read(const FileRules& rules) {
 // Pages that are only partly written go through the page cache, where the kernel keeps their other
 // bytes. The border is the page, not the smaller direct alignment: were one page written both ways,
 // its later write-back could undo the direct part.
-void Plan::plan_direct_write(const FileRules& rules) {
+void Plan::plan_direct_write(const Rules& rules) {
   const std::uint64_t end = offset_ + bytes_;
   const std::size_t border = std::max(page_bytes, rules.offset_alignment);
   const std::uint64_t first = align_up(offset_, border);
@@ -107,7 +110,7 @@ void Plan::plan_direct_write(const FileRules& rules) {
 }
 
 bool Plan::memory_fits(std::uint64_t at, std::size_t alignment) const noexcept {
-  return pieces_.size() == 1 && is_aligned(pieces_[0].memory + (at - offset_), alignment);
+  return one_in_place_ && is_aligned(pieces_[0].memory + (at - offset_), alignment);
 }
 
 std::size_t Plan::piece_at(std::uint64_t start) const noexcept {

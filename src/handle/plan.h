@@ -12,11 +12,12 @@ namespace tensorferry::handle {
 
 enum class Direction : std::uint8_t { read, write };
 
-// What a file demands. Alignments are powers of two.
-struct FileRules {
+// What a file and the memory demand. Alignments are powers of two.
+struct Rules {
   bool direct = true;                  // false: everything goes through the buffered descriptor
   std::size_t memory_alignment = 512;  // of direct requests
   std::size_t offset_alignment = 512;  // of direct requests, offset and length
+  bool in_place = true;  // false: the engine cannot reach the memory, slots it must be
 };
 
 struct Limits {
@@ -52,8 +53,8 @@ class Plan {
  public:
   // `pieces` must outlive the plan and have starts 0, bytes[0], bytes[0] + bytes[1], ... An empty
   // range has no blocks. `offset` plus the length fits in 63 bits.
-  Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pieces,
-       const FileRules& rules, const Limits& limits);
+  Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pieces, const Rules& rules,
+       const Limits& limits);
 
   [[nodiscard]] std::uint64_t block_count() const noexcept { return block_count_; }
   [[nodiscard]] Block block(std::uint64_t index) const;  // index < block_count()
@@ -89,8 +90,8 @@ class Plan {
 
   void add(const Stretch& stretch);
   void plan_buffered(std::uint64_t begin, std::uint64_t end);
-  void plan_direct_read(const FileRules& rules);
-  void plan_direct_write(const FileRules& rules);
+  void plan_direct_read(const Rules& rules);
+  void plan_direct_write(const Rules& rules);
   [[nodiscard]] bool memory_fits(std::uint64_t at, std::size_t alignment) const noexcept;
   [[nodiscard]] std::size_t piece_at(std::uint64_t start) const noexcept;
 
@@ -98,6 +99,7 @@ class Plan {
   std::uint64_t bytes_ = 0;
   std::span<const Piece> pieces_;
   Limits limits_;
+  bool one_in_place_;     // there is one piece of memory, and the engine can reach it
   Stretch stretches_[3];  // head, middle, tail; as many as there are
   unsigned stretch_count_ = 0;
   std::uint64_t block_count_ = 0;

@@ -17,7 +17,7 @@ struct PlanCase {
   Direction direction = Direction::read;
   std::uint64_t offset = 0;
   std::vector<Piece> pieces;
-  FileRules rules;
+  Rules rules;
   Limits limits;
 };
 

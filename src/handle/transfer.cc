@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "engines/cufile.h"
 #include "handle/crew.h"
 #include "handle/trace.h"
 #include "os/system.h"
@@ -49,6 +50,10 @@ Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile
     hint = "the file system is full: " + std::to_string(block.wanted_bytes) +
            " more bytes are needed here and " + std::to_string(file.free_bytes()) + " are free";
   }
+  if (code > engines::cufile_codes_begin) {
+    hint = engines::cufile_text(code);
+    code = engines::cufile_errno(code);
+  }
   return Error({.operation = engines::verb(attempt.kind),
                 .path = file.path(),
                 .offset = block.wanted_offset,
@@ -87,6 +92,11 @@ void Transfer::count_blocks() {
   } else if (!steps.empty()) {
     path_ = steps.front().file->path();
   }
+}
+
+bool Transfer::fenced() noexcept {
+  std::erase_if(fences, [](const auto& fence) { return fence->passed(); });
+  return !fences.empty();
 }
 
 bool Transfer::claimable() const noexcept {
@@ -154,6 +164,7 @@ void Transfer::complete() noexcept {
   std::vector<SyncStep>().swap(steps);
   std::vector<Piece>().swap(pieces);
   std::vector<std::shared_ptr<memory::Region>>().swap(regions);
+  fences.clear();
 
   std::unique_lock lock(mutex_);
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();

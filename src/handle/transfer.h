@@ -19,6 +19,7 @@
 #include "handle/plan.h"
 #include "handle/retry.h"
 #include "memory/region.h"
+#include "os/cuda.h"
 #include "tensorferry/error.h"
 #include "tensorferry/operation.h"
 #include "tensorferry/options.h"
@@ -37,6 +38,8 @@ struct Run {
   int buffered_fd = -1;
   std::uint32_t alignment = 1;             // of direct requests
   std::shared_ptr<memory::Region> region;  // that holds the memory, if it is page-locked
+  int gpu = -1;                            // that has the memory; -1: the CPU
+  std::shared_ptr<engines::CufileFile> cufile = nullptr;  // where cuFile moves the GPU's memory
 
   [[nodiscard]] int fd_for(const Block& block) const noexcept {
     return block.descriptor == Descriptor::direct ? direct_fd : buffered_fd;
@@ -86,12 +89,14 @@ class Transfer {
   std::vector<Run> runs;
   std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
   std::vector<SyncStep> steps;
+  std::vector<std::shared_ptr<os::GpuFence>> fences;  // nothing is claimed before they have passed
   std::weak_ptr<Crew> crew;
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;
   void count_blocks();  // once all of the above is set
 
   // --- Claiming: only with the crew's lock held ---
+  [[nodiscard]] bool fenced() noexcept;
   [[nodiscard]] bool claimable() const noexcept;
   void claim(const std::shared_ptr<Transfer>& self, Claim& out);
   void start_sync_phase() noexcept { syncing_ = true; }

@@ -29,6 +29,20 @@ constexpr std::uint64_t populate_bytes_min = 4 * MiB;
 // Between attempts to reap while the kernel refuses even that.
 constexpr std::chrono::milliseconds broken_reap_pause{1};
 
+// How long to sleep before looking at the copies of a GPU again. A copy of a block takes some 20
+// us; where nothing else goes on, somebody waits for it.
+Engine::Nanoseconds copy_poll_pause(unsigned polls, bool others_go_on) noexcept {
+  constexpr unsigned without_sleep = 100;
+  if (others_go_on) return std::chrono::microseconds(100);
+  return std::chrono::microseconds(polls < without_sleep ? 0 : 50);
+}
+
+// And before asking again whether the GPU's work is done that a transfer waits for.
+Engine::Nanoseconds fence_poll_pause(unsigned polls) noexcept {
+  constexpr unsigned doublings_max = 6;
+  return std::chrono::microseconds(16) * (1U << std::min(polls / 4, doublings_max));
+}
+
 }  // namespace
 
 Worker::Worker(Crew& crew, std::unique_ptr<Engine> engine)
@@ -72,6 +86,7 @@ void Worker::run() {
     obey_cancellations();
     regions_.drop_ended();
     revive_delayed();
+    collect_copies();
     feed_starved();
     take_up_claims();
     submit_ready();
@@ -81,7 +96,7 @@ void Worker::run() {
 }
 
 std::size_t Worker::room() const noexcept {
-  const std::size_t active = flights_.size() - free_.size() - landed_.size();
+  const std::size_t active = flights_.size() - free_.size() - landed_.size() - unloading_;
   const std::size_t depth = crew_.options().queue_depth;
   return active < depth ? std::min(depth - active, free_.size()) : 0;
 }
@@ -102,6 +117,7 @@ void Worker::take_up_claims() {
     const std::size_t count = crew_.claim(*this, {claims_.data(), wanted});
     for (std::size_t i = 0; i < count; ++i) take_up(std::move(claims_[i]));
     queue_was_empty_ = count < wanted;
+    if (count > 0) polls_ = 0;
   }
 }
 
@@ -130,29 +146,53 @@ void Worker::take_up(Claim&& claim) {
 void Worker::make_ready(std::uint32_t index) {
   Flight& flight = flights_[index];
   const Block& block = flight.claim.block;
-  if (!is_sync(flight.attempt.kind)) {
-    const std::shared_ptr<memory::Region>* region = &flight.claim.run->region;
-    if (block.memory != nullptr) {
-      flight.memory = block.memory;
-    } else if (!take_slot(flight)) {
-      if (slot_region_ == nullptr) {
-        fail(index, ENOMEM);
-      } else {
-        flight.stage = Stage::starved;
-        starved_.push_back(index);
-      }
-      return;
+  if (is_sync(flight.attempt.kind)) {
+    flight.stage = Stage::ready;
+    ready_.push_back(index);
+    return;
+  }
+  if (block.memory != nullptr) {
+    flight.memory = block.memory;
+  } else if (!take_slot(flight)) {
+    if (slot_region_ == nullptr) {
+      fail(index, ENOMEM);
     } else {
-      region = &slot_region_;
-      if (flight.attempt.kind == RequestKind::write) copy_in(flight);
+      flight.stage = Stage::starved;
+      starved_.push_back(index);
     }
-    if (*region != nullptr) {
-      flight.buffer_index = regions_.index_of(*region, {flight.memory, block.bytes});
-    }
+    return;
+  }
+  if (flight.slot >= 0 && flight.attempt.kind == RequestKind::write) {
+    load(index);
+  } else {
+    loaded(index);
+  }
+}
+
+// Brings what is to be written to its slot.
+void Worker::load(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  if (flight.claim.run->gpu < 0) {
+    copy_in(flight);
+    loaded(index);
+  } else if (Status started = copy_by_gpu(index); started.ok()) {
+    flight.stage = Stage::loading;
+  } else {
+    fail(index, started.error());
+  }
+}
+
+// The flight's memory is as it should be.
+void Worker::loaded(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  const Block& block = flight.claim.block;
+  const auto& region = flight.slot >= 0 ? slot_region_ : flight.claim.run->region;
+  if (region != nullptr) {
+    flight.buffer_index = regions_.index_of(region, {flight.memory, block.bytes});
   }
   const bool copied = flight.slot >= 0 && flight.attempt.kind == RequestKind::write;
-  const bool populated = flight.attempt.kind == RequestKind::read && flight.claim.run != nullptr &&
-                         populate(*flight.claim.run, block);
+  const bool populated =
+      flight.attempt.kind == RequestKind::read && populate(*flight.claim.run, block);
   flight.stage = Stage::ready;
   ready_.push_back(index);
   // Either takes as long as a request: the drive shall not wait for the whole batch.
@@ -164,7 +204,7 @@ void Worker::make_ready(std::uint32_t index) {
 // about to be written, so no memory is used that would not be. Says whether it made any.
 bool Worker::populate(const Run& run, const Block& block) {
   const std::span<std::byte> all = run.plan.single_piece();
-  if (all.size() < populate_bytes_min || run.region != nullptr) return false;
+  if (all.size() < populate_bytes_min || run.region != nullptr || run.gpu >= 0) return false;
   std::byte* const begin = all.data() + (block.wanted_offset - run.plan.offset());
   std::byte* const end = begin + block.wanted_bytes;
   bool made = false;
@@ -250,6 +290,8 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) {
     const Flight& flight = flights_[ready_[i]];
     const Attempt& attempt = flight.attempt;
+    const Run* run = flight.claim.run;
+    const bool in_place_on_gpu = run != nullptr && flight.slot < 0 && run->cufile != nullptr;
     requests_.push_back({.tag = ready_[i],
                          .kind = attempt.kind,
                          .fd = flight.fd,
@@ -257,7 +299,9 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
                          .buffer_index = flight.buffer_index,
                          .memory = flight.memory + attempt.done,
                          .bytes = attempt.bytes - attempt.done,
-                         .offset = flight.claim.block.offset + attempt.done});
+                         .offset = flight.claim.block.offset + attempt.done,
+                         .gpu = in_place_on_gpu ? run->gpu : -1,
+                         .cufile = in_place_on_gpu ? run->cufile.get() : nullptr});
     if (flight.buffer_index >= 0) Ledger::add(ledger_.fixed_requests);
   }
   if (attach_error_ != 0) return {0, attach_error_};
@@ -279,12 +323,16 @@ Engine::Nanoseconds Worker::reap_limit() const {
       limit = std::clamp(flights_[index].due - now, Engine::Nanoseconds::zero(), limit);
     }
   }
+  if (!copies_.empty())
+    limit = std::min(limit, copy_poll_pause(polls_, in_flight_ > 0 && starved_.empty()));
+  if (crew_.fenced()) limit = std::min(limit, fence_poll_pause(polls_));
   return limit;
 }
 
 void Worker::reap() {
   if (crew_.closing() && idle()) return;
   const int count = engine_->reap(completions_, reap_limit());
+  polls_ = count > 0 ? 0 : polls_ + 1;
   if (count < 0 && count != -EINTR) std::this_thread::sleep_for(broken_reap_pause);
   for (int i = 0; i < count; ++i) {
     const Completion& completion = completions_[static_cast<std::size_t>(i)];
@@ -355,26 +403,70 @@ void Worker::finish(std::uint32_t index) {
 void Worker::fail(std::uint32_t index, int code) {
   const Flight& flight = flights_[index];
   const Claim& claim = flight.claim;
-  if (claim.step != nullptr) {
-    claim.transfer->fail(sync_error(flight.attempt.kind, *claim.step->file, code));
-  } else {
-    claim.transfer->fail(transfer_error(flight.attempt, claim.block, *claim.run->file, code));
-    crew_.drop(*claim.transfer);
-  }
+  fail(index, claim.step != nullptr
+                  ? sync_error(flight.attempt.kind, *claim.step->file, code)
+                  : transfer_error(flight.attempt, claim.block, *claim.run->file, code));
+}
+
+void Worker::fail(std::uint32_t index, const Error& error) {
+  const Claim& claim = flights_[index].claim;
+  claim.transfer->fail(error);
+  if (claim.step == nullptr) crew_.drop(*claim.transfer);
   finish(index);
 }
 
 // Copies out what has landed in slots. By now the queue has been refilled, so the drive goes on.
 void Worker::unload() {
-  for (const std::uint32_t index : landed_) {
-    const Flight& flight = flights_[index];
-    const std::uint32_t bytes = flight.claim.block.wanted_bytes;
-    copy_out(flight);
-    Ledger::add(ledger_.bounced_bytes, bytes);
-    flight.claim.transfer->add_bytes(bytes);
-    finish(index);
+  for (const std::uint32_t index : std::exchange(landed_, {})) {
+    Flight& flight = flights_[index];
+    if (flight.claim.run->gpu < 0) {
+      copy_out(flight);
+      unloaded(index);
+    } else if (Status started = copy_by_gpu(index); started.ok()) {
+      flight.stage = Stage::unloading;
+      ++unloading_;
+    } else {
+      fail(index, started.error());
+    }
   }
-  landed_.clear();
+}
+
+void Worker::unloaded(std::uint32_t index) {
+  const Flight& flight = flights_[index];
+  const std::uint32_t bytes = flight.claim.block.wanted_bytes;
+  Ledger::add(ledger_.bounced_bytes, bytes);
+  flight.claim.transfer->add_bytes(bytes);
+  finish(index);
+}
+
+// Starts to copy between the flight's slot and the memory of a GPU.
+Status Worker::copy_by_gpu(std::uint32_t index) {
+  const Flight& flight = flights_[index];
+  if (!slots_known_to_cuda_) {
+    slots_known_to_cuda_ = slot_region_->register_with_cuda();
+    const std::string reason = slot_region_->cuda_reason();
+    if (!reason.empty()) ledger_.note_fallback(reason + "; copies to and from GPUs are slower");
+  }
+  polls_ = 0;
+  return copies_.start(index, *flight.claim.run, flight.claim.block, flight.memory,
+                       flight.claim.transfer->direction());
+}
+
+void Worker::collect_copies() {
+  copies_.collect([this](std::uint32_t index, const Status& status) {
+    Flight& flight = flights_[index];
+    polls_ = 0;
+    if (flight.stage == Stage::unloading) --unloading_;
+    if (!status.ok()) {
+      fail(index, status.error());
+    } else if (flight.stage == Stage::unloading) {
+      unloaded(index);
+    } else if (flight.claim.transfer->stopping()) {
+      finish(index);
+    } else {
+      loaded(index);
+    }
+  });
 }
 
 void Worker::copy_out(const Flight& flight) const {
@@ -413,6 +505,8 @@ void Worker::obey_cancellations() {
       if (!std::exchange(flight.cancelled, true)) engine_->cancel(index);
       continue;
     }
+    // What a GPU copies is the GPU's until it is done.
+    if (flight.stage == Stage::loading || flight.stage == Stage::unloading) continue;
     for (auto* list : {&ready_, &starved_, &delayed_, &landed_}) std::erase(*list, index);
     finish(index);
   }

@@ -12,6 +12,7 @@
 #include "base/result.h"
 #include "engines/engine.h"
 #include "handle/crew.h"
+#include "handle/gpu_copies.h"
 #include "handle/registrations.h"
 #include "handle/retry.h"
 #include "handle/transfer.h"
@@ -37,7 +38,17 @@ class Worker {
  private:
   using Clock = std::chrono::steady_clock;
 
-  enum class Stage : std::uint8_t { unused, starved, ready, delayed, in_flight, landed };
+  // loading and unloading: between its slot and the memory of a GPU.
+  enum class Stage : std::uint8_t {
+    unused,
+    starved,
+    loading,
+    ready,
+    delayed,
+    in_flight,
+    landed,
+    unloading
+  };
 
   // A request from claim to end. Its index in flights_ is its tag.
   struct Flight {
@@ -59,6 +70,8 @@ class Worker {
   void take_up_claims();
   void take_up(Claim&& claim);
   void make_ready(std::uint32_t index);
+  void load(std::uint32_t index);
+  void loaded(std::uint32_t index);
   [[nodiscard]] bool populate(const Run& run, const Block& block);
   void submit_ready();
   [[nodiscard]] engines::Submitted offer(std::size_t begin, std::size_t end);
@@ -66,7 +79,11 @@ class Worker {
   void completed(std::uint32_t index, std::int32_t result);
   void finish(std::uint32_t index);
   void fail(std::uint32_t index, int code);
+  void fail(std::uint32_t index, const Error& error);
   void unload();
+  void unloaded(std::uint32_t index);
+  void collect_copies();
+  [[nodiscard]] Status copy_by_gpu(std::uint32_t index);
   void copy_out(const Flight& flight) const;
   void copy_in(const Flight& flight) const;
   void obey_cancellations();
@@ -84,6 +101,7 @@ class Worker {
   std::unique_ptr<engines::Engine> engine_;
   RegisteredRegions regions_;
   RegisteredFiles files_;
+  GpuCopies copies_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;     // indexes of unused flights
   std::vector<std::uint32_t> ready_;    // to be submitted, oldest first
@@ -97,6 +115,9 @@ class Worker {
   bool queue_was_empty_ = false;  // at the last look
   unsigned refusals_ = 0;         // in a row
   int attach_error_ = 0;
+  unsigned polls_ = 0;         // in a row that found nothing new
+  std::size_t unloading_ = 0;  // flights in that stage
+  bool slots_known_to_cuda_ = false;
   std::uint64_t cancellations_seen_ = 0;
 
   std::shared_ptr<memory::Region> slot_region_;

@@ -15,9 +15,10 @@ const std::string& freed_reason() {
 }
 }  // namespace
 
-PinnedBuffer::PinnedBuffer(std::size_t bytes)
+PinnedBuffer::PinnedBuffer(std::size_t bytes, KnownToCuda cuda)
     : region_(memory::Region::create(bytes, os::System::real()).or_throw()) {
-  memory::list_region(region_);
+  memory::list_region(region_, cuda);
+  memory::register_listed_with_cuda();
 }
 
 PinnedBuffer::~PinnedBuffer() {

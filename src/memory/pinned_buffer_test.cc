@@ -410,7 +410,7 @@ TEST(PinnedBuffer, a_fork_at_any_moment_leaves_both_sides_working) {
     threads.emplace_back([&over] {
       while (!over) {
         auto region = Region::create(64 * KiB, os::System::real()).or_throw();
-        list_region(region);
+        list_region(region, KnownToCuda::yes);
         region->mark_registered();
         (void)find_region(region->mapped());
         unlist_region(*region);

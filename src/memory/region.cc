@@ -12,14 +12,21 @@
 
 #include "base/alignment.h"
 #include "base/errno_name.h"
+#include "os/cuda.h"
 
 namespace tensorferry::memory {
 
 namespace {
 
+struct Listed {
+  std::weak_ptr<Region> region;
+  KnownToCuda cuda = KnownToCuda::yes;
+};
+
 struct Registry {
   std::mutex mutex;
-  std::map<const std::byte*, std::weak_ptr<Region>> listed;
+  std::map<const std::byte*, Listed> listed;
+  std::atomic<bool> unknown_to_cuda{false};  // some may be that are to be known
   std::mutex listeners_mutex;
   std::vector<const std::function<void()>*> listeners;
   std::atomic<std::uint64_t> ended{0};
@@ -123,7 +130,29 @@ void Region::populate() {
   }
 }
 
+bool Region::register_with_cuda() {
+  if (cuda_.load(std::memory_order_acquire) != Cuda::unknown) return true;
+  if (os::cuda() == nullptr) return false;
+  const std::lock_guard lock(cuda_mutex_);
+  if (cuda_.load(std::memory_order_relaxed) != Cuda::unknown) return true;
+  const Result<bool> known = os::register_with_cuda(data_, mapped_bytes_);
+  if (known.ok() && !known.value()) return false;
+  if (!known.ok()) cuda_reason_ = known.error().what();
+  cuda_generation_ = os::fork_generation();
+  cuda_.store(known.ok() ? Cuda::known : Cuda::refused, std::memory_order_release);
+  return true;
+}
+
+std::string Region::cuda_reason() const {
+  const std::lock_guard lock(cuda_mutex_);
+  return cuda_reason_;
+}
+
 Region::~Region() {
+  if (cuda_.load(std::memory_order_acquire) == Cuda::known &&
+      cuda_generation_ == os::fork_generation()) {
+    os::unregister_with_cuda(data_);
+  }
   system_.unmap(data_, mapped_bytes_);
   if (!registered_.load(std::memory_order_relaxed)) return;
   Registry& all = registry();
@@ -132,9 +161,28 @@ Region::~Region() {
   for (const auto* listener : all.listeners) (*listener)();
 }
 
-void list_region(const std::shared_ptr<Region>& region) {
+void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda) {
   const std::lock_guard lock(registry().mutex);
-  registry().listed[region->data()] = region;
+  registry().listed[region->data()] = {region, cuda};
+  if (cuda == KnownToCuda::yes) registry().unknown_to_cuda.store(true, std::memory_order_release);
+}
+
+void register_listed_with_cuda() {
+  Registry& all = registry();
+  if (!all.unknown_to_cuda.load(std::memory_order_acquire) || os::cuda() == nullptr) return;
+  std::vector<std::shared_ptr<Region>> regions;
+  {
+    const std::lock_guard lock(all.mutex);
+    all.unknown_to_cuda.store(false, std::memory_order_release);
+    for (const auto& [first, listed] : all.listed) {
+      if (listed.cuda == KnownToCuda::yes) regions.push_back(listed.region.lock());
+    }
+  }
+  for (const auto& region : regions) {
+    if (region != nullptr && !region->register_with_cuda()) {
+      all.unknown_to_cuda.store(true, std::memory_order_release);
+    }
+  }
 }
 
 void unlist_region(const Region& region) noexcept {
@@ -147,7 +195,7 @@ std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   const std::lock_guard lock(registry().mutex);
   auto after = registry().listed.upper_bound(bytes.data());
   if (after == registry().listed.begin()) return nullptr;
-  const std::shared_ptr<Region> region = std::prev(after)->second.lock();
+  const std::shared_ptr<Region> region = std::prev(after)->second.region.lock();
   if (region == nullptr) return nullptr;
   const auto skipped = static_cast<std::size_t>(bytes.data() - region->data());
   const bool inside = skipped < region->bytes() && bytes.size() <= region->bytes() - skipped;

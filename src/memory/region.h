@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
 #include "base/result.h"
 #include "os/system.h"
+#include "tensorferry/pinned_buffer.h"
 
 namespace tensorferry::memory {
 
@@ -34,6 +36,12 @@ class Region {
   [[nodiscard]] const std::string& lock_reason() const noexcept { return lock_reason_; }
   [[nodiscard]] const std::string& huge_page_reason() const noexcept { return huge_page_reason_; }
 
+  // Makes the region known to CUDA, if the process has a context and it is not known already; it
+  // stays so to its end. False where that is still to be done. Where CUDA refuses, the memory works
+  // all the same, and cuda_reason() says why it is not known.
+  bool register_with_cuda();
+  [[nodiscard]] std::string cuda_reason() const;
+
   // Says that a ring has registered the region: its end will be announced (see EndOfRegions).
   void mark_registered() noexcept { registered_.store(true, std::memory_order_relaxed); }
 
@@ -49,10 +57,18 @@ class Region {
   std::string lock_reason_;
   std::string huge_page_reason_;
   std::atomic<bool> registered_{false};
+
+  enum class Cuda : std::uint8_t { unknown, known, refused };
+  std::atomic<Cuda> cuda_{Cuda::unknown};
+  std::uint64_t cuda_generation_ = 0;  // of forks, when it became known
+  mutable std::mutex cuda_mutex_;      // held while it becomes known; guards the reason
+  std::string cuda_reason_;
 };
 
 // The list of regions that users hold. Thread-safe, also across fork.
-void list_region(const std::shared_ptr<Region>& region);
+void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda);
+// Makes those known to CUDA that are to be and are not. Quick when there are none.
+void register_listed_with_cuda();
 void unlist_region(const Region& region) noexcept;
 // The listed region that holds all of `bytes`, or nullptr. An empty span is in none.
 [[nodiscard]] std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept;

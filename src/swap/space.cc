@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/alignment.h"
-#include "tensorferry/copy.h"
+#include "memory/any_copy.h"
 
 namespace tensorferry::swap {
 
@@ -78,12 +78,13 @@ Space::Entry& Space::find(std::string_view key, const char* operation) {
 
 Operation Space::nothing_to_do() { return handle_->read({}, store_->file(0), 0); }
 
-Operation Space::put(std::string_view key, std::span<const std::byte> memory) {
+Operation Space::put(std::string_view key, std::span<const std::byte> memory, CudaStream stream) {
   check_generation();
   auto version = std::make_shared<Version>();
   version->bytes = memory.size();
   version->place = store_->take(memory.size()).or_throw();
   version->memory = memory;
+  version->stream = stream;
   version->lease = Arena::holder(memory);
   const std::string name(key);
   std::shared_ptr<const Prefetched> outdated;
@@ -102,7 +103,7 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory) {
   std::vector<WriteTransfer> transfers;
   for (const Place::Stretch& stretch : version->place->stretches(0, source.size())) {
     transfers.push_back(
-        {source.subspan(stretch.offset, stretch.bytes), stretch.file, stretch.file_offset});
+        {source.subspan(stretch.offset, stretch.bytes), stretch.file, stretch.file_offset, stream});
   }
   try {
     Operation operation =
@@ -149,7 +150,7 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
 }
 
 Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
-                      std::uint64_t offset) {
+                      std::uint64_t offset, CudaStream stream) {
   const std::shared_ptr<Lease> lease = Arena::holder(memory);
   std::span<std::byte> target = memory;
   // Only behind the end of what the lease's user asked for there is nothing of theirs.
@@ -160,7 +161,7 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
   std::vector<ReadTransfer> transfers;
   for (const Place::Stretch& stretch : version->place->stretches(offset, target.size())) {
     transfers.push_back({target.subspan(stretch.offset - offset, stretch.bytes), stretch.file,
-                         stretch.file_offset});
+                         stretch.file_offset, stream});
   }
   if (transfers.empty()) return nothing_to_do();
   Operation operation = handle_->read_many(transfers);
@@ -169,19 +170,21 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
 }
 
 void Space::forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
-                    std::span<std::byte> memory, std::uint64_t offset) {
+                    std::span<std::byte> memory, std::uint64_t offset, CudaStream stream) {
   const std::span<const std::byte> from = version->memory.subspan(offset, memory.size());
   counts_.forwarded_bytes += memory.size();
   ++version->readers;
   lock.unlock();
-  copy(memory, from);
+  const Status copied = memory::copy_any(memory, stream, from, version->stream);
   lock.lock();
   --version->readers;
   lock.unlock();
   settled_.notify_all();
+  Status(copied).or_throw();
 }
 
-Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset) {
+Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset,
+                     CudaStream stream) {
   check_generation();
   std::unique_lock lock(mutex_);
   Entry& entry = find(key, "swap in");
@@ -193,19 +196,20 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
                     " were asked for");
   }
   if (version->pending) {
-    forward(lock, version, memory, offset);
+    forward(lock, version, memory, offset, stream);
     return nothing_to_do();
   }
   const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entry);
   if (prefetched != nullptr) ++counts_.prefetched;
   lock.unlock();
-  if (prefetched == nullptr) return read(version, memory, offset);
+  if (prefetched == nullptr) return read(version, memory, offset, stream);
   try {
     prefetched->operation.wait();
   } catch (const Error&) {  // another read shall tell
-    return read(version, memory, offset);
+    return read(version, memory, offset, stream);
   }
-  copy(memory, prefetched->lease->bytes().subspan(offset, memory.size()));
+  memory::copy_any(memory, stream, prefetched->lease->bytes().subspan(offset, memory.size()), {})
+      .or_throw();
   return nothing_to_do();
 }
 

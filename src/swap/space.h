@@ -35,8 +35,9 @@ class Space {
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
-  Operation put(std::string_view key, std::span<const std::byte> memory);
-  Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset);
+  Operation put(std::string_view key, std::span<const std::byte> memory, CudaStream stream = {});
+  Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset,
+                CudaStream stream = {});
   bool prefetch(std::string_view key);
   std::optional<SwapSpace::Fetched> fetch(std::string_view key,
                                           SwapSpace::Clock::time_point deadline);
@@ -57,6 +58,7 @@ class Space {
     // While its write is under way: where the bytes are, and who keeps them there if it is ours.
     std::span<const std::byte> memory;
     std::shared_ptr<Lease> lease;
+    CudaStream stream;  // whose work fills the memory, where it is a GPU's
     bool pending = true;
     unsigned readers = 0;  // of memory that is not ours; the write is not done before they are
   };
@@ -78,12 +80,12 @@ class Space {
   void written(const std::string& key, const std::shared_ptr<Version>& version,
                handle::Outcome outcome);
   [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
-                               std::uint64_t offset);
+                               std::uint64_t offset, CudaStream stream = {});
   // An operation that is done, for what has come from memory.
   [[nodiscard]] Operation nothing_to_do();
   // Copies from the memory of a pending write. Unlocks meanwhile, and for good.
   void forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
-               std::span<std::byte> memory, std::uint64_t offset);
+               std::span<std::byte> memory, std::uint64_t offset, CudaStream stream = {});
   // What has been prefetched for an entry, if anything; it is the caller's then.
   [[nodiscard]] std::shared_ptr<const Prefetched> take_prefetched(Entry& entry);
   // Gives up one finished prefetch for the room it takes.

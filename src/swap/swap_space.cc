@@ -21,12 +21,14 @@ SwapSpace::~SwapSpace() = default;
 SwapSpace::SwapSpace(SwapSpace&&) noexcept = default;
 SwapSpace& SwapSpace::operator=(SwapSpace&&) noexcept = default;
 
-Operation SwapSpace::put(std::string_view key, std::span<const std::byte> memory) {
-  return space_->put(key, memory);
+Operation SwapSpace::put(std::string_view key, std::span<const std::byte> memory,
+                         CudaStream stream) {
+  return space_->put(key, memory, stream);
 }
 
-Operation SwapSpace::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset) {
-  return space_->get(key, memory, offset);
+Operation SwapSpace::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset,
+                         CudaStream stream) {
+  return space_->get(key, memory, offset, stream);
 }
 
 bool SwapSpace::prefetch(std::string_view key) { return space_->prefetch(key); }

@@ -31,6 +31,8 @@ PUBLIC_HEADERS = {
     "error.h": "base",
     "export.h": "base",
     "file.h": "files",
+    "gds.h": "engines",
+    "gpu.h": "memory",
     "handle.h": "handle",
     "operation.h": "handle",
     "options.h": "base",

@@ -361,4 +361,16 @@ def test_memcpy():
 def test_gpu_calls_say_that_there_is_no_gpu():
     with pytest.raises(OSError) as caught:
         gds_handle().new_pinned_device_tensor(10, torch.empty(0))
+    assert caught.value.errno == errno.ENODEV
+    for call in (gds_handle().pin_device_tensor, gds_handle().unpin_device_tensor):
+        with pytest.raises(ValueError, match="on cpu"):
+            call(torch.empty(10))
+
+
+def test_a_gds_handle_says_why_it_does_without_gds(path):
+    handle = gds_handle()
+    assert "no NVIDIA driver" in handle.engine_reason
+    assert handle.sync_pwrite(torch.ones(1000), path) == 1
+    with pytest.raises(OSError, match="no NVIDIA driver") as caught:
+        tensorferry.Handle("gds")
     assert caught.value.errno == errno.EOPNOTSUPP

@@ -1,0 +1,42 @@
+// NVIDIA's cuFile, libcufile.so.0, which is found at run time. Nothing is started before the first
+// file is registered, by a process that uses CUDA. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+
+namespace tensorferry::engines {
+
+// Results of cuFile beyond errno are numbers from here on; cufile_errno() and cufile_text() tell
+// what they mean.
+inline constexpr int cufile_codes_begin = 5000;
+[[nodiscard]] int cufile_errno(int code) noexcept;
+[[nodiscard]] std::string cufile_text(int code);  // "CU_FILE_...: what to do"
+
+// A descriptor that cuFile knows. One for all who use the descriptor at the same time; it must stay
+// open as long.
+class CufileFile {
+ public:
+  // Starts cuFile if need be. The Error is its own, with the reason in words.
+  [[nodiscard]] static Result<std::shared_ptr<CufileFile>> of(int fd);
+  ~CufileFile();
+  CufileFile(const CufileFile&) = delete;
+  CufileFile& operator=(const CufileFile&) = delete;
+
+  // Between the file and memory of the GPU. The bytes moved, -errno, or -code of cuFile.
+  [[nodiscard]] std::int64_t read(int gpu, std::byte* memory, std::size_t bytes,
+                                  std::uint64_t offset) const noexcept;
+  [[nodiscard]] std::int64_t write(int gpu, std::byte* memory, std::size_t bytes,
+                                   std::uint64_t offset) const noexcept;
+
+ private:
+  CufileFile(int fd, void* handle) : fd_(fd), handle_(handle) {}
+  int fd_;
+  void* handle_;
+};
+
+}  // namespace tensorferry::engines
