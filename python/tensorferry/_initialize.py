@@ -189,6 +189,17 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         if config.scheduler is not None:
             self.scheduler = Schedule(*config.scheduler, self.param_groups)
 
+    def add_param_group(self, param_group):
+        if not hasattr(self, "optimizer"):  # torch makes the first groups
+            super().add_param_group(param_group)
+            return
+        if self.scheduler is not None:
+            raise ValueError(
+                "the scheduler of the configuration has the groups that were there at the start: "
+                "use one of torch.optim.lr_scheduler to add groups"
+            )
+        self.optimizer.add_param_group(param_group)
+
     @property
     def loss_scale(self):
         return 1.0 if self._loss_scale is None else self._loss_scale.value

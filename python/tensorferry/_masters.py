@@ -13,12 +13,19 @@ class MasterWeights(torch.optim.Optimizer):
         groups = optimizer.param_groups
         super().__init__([dict(group) for group in groups], optimizer.defaults)
         self._masters = {}  # param -> its copy in fp32
-        for group in groups:
-            for param in group["params"]:
-                half = param.dtype in HALF
-                self._masters[param] = param.detach().float() if half else param
-            group["params"] = [self._masters[param] for param in group["params"]]
-        self._inner = kind(groups, **settings)
+        self._inner = kind([self._with_masters(group) for group in groups], **settings)
+
+    def _with_masters(self, group):
+        """A group with the tensors that are stepped in the place of its parameters."""
+        for param in group["params"]:
+            half = param.dtype in HALF
+            self._masters[param] = param.detach().float() if half else param
+        return {**group, "params": [self._masters[param] for param in group["params"]]}
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if hasattr(self, "_inner"):  # not while torch makes the first groups
+            self._inner.add_param_group(self._with_masters(self.param_groups[-1]))
 
     @torch.no_grad()
     def step(self, closure=None, *, gradient_scale=None):

@@ -316,6 +316,29 @@ def test_the_aio_section_reaches_the_engine():
         tensorferry.initialize(make_model(), config(aio={"block_size": 1 << 70}))
 
 
+@pytest.mark.parametrize("device", ["none", "nvme"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_groups_that_are_added_are_stepped(device, precision):
+    settings = config(device, bf16={"enabled": precision == "bf16"})
+    model, optimizer = tensorferry.initialize(make_model(), settings)
+    added = torch.nn.Parameter(torch.ones(5, dtype=model[0].weight.dtype))
+    optimizer.add_param_group({"params": [added], "lr": 0.5, "weight_decay": 0.0})
+    added.grad = torch.ones_like(added)
+    optimizer.step()
+    torch.testing.assert_close(added.float(), torch.full((5,), 0.5))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    torch.testing.assert_close(added.float(), torch.zeros(5))
+    optimizer.close()
+
+
+def test_the_schedule_of_a_configuration_has_the_groups_of_the_start():
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}
+    _, optimizer = tensorferry.initialize(make_model(), config("none", scheduler=schedule))
+    with pytest.raises(ValueError, match="lr_scheduler"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(5))]})
+
+
 def test_a_given_optimizer_is_offloaded():
     settings = config()
     del settings["optimizer"]
