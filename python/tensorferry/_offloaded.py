@@ -80,6 +80,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             )
         self._inner = optimizer
         self._step_inner = _plain_step(type(optimizer))
+        # Classes that are made of these may have other states.
+        self._is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
         self._space = None
         self._master_weights = master_weights
         self._pipeline_read = pipeline_read
@@ -88,6 +90,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._writes = []
         self._gradient_scale = None
         self._begun = False  # has a step changed anything?
+        self._group_changes = []  # (group, its changes) that a step has made
         self._spoiled = None  # why the states cannot be used
         self._gradients = _gradients.GradientStore() if offload_gradients else None
         self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in ELEMENTWISE)
@@ -123,7 +126,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def _element_bytes(self, group, param):
         states = 3  # at most, of torch's own
-        if isinstance(self._inner, torch.optim.Adam):  # AdamW is one
+        if self._is_adam:
             states = 3 if group.get("amsgrad", self._inner.defaults["amsgrad"]) else 2
         master = self._wants_master(param)
         size = 4 if master else param.dtype.itemsize
@@ -181,6 +184,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     def _step_all(self):
         work = [(group, active) for group in self._groups if (active := self._active(group))]
         self._begun = False
+        self._group_changes = [(group, {}) for group in self.param_groups]
         loads = collections.deque()
         done = 0
         try:
@@ -190,6 +194,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                     # Nobody else may hold the load: its buffer is free when its writes are done.
                     self._compute(loads.popleft())
             done = len(work)
+            for group, changes in self._group_changes:
+                group.update(changes)
             if not self._pipeline_write:
                 self._settle()
         except BaseException as error:
@@ -284,7 +290,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         state = collections.defaultdict(dict)
         groups = {}
         stepped = {}  # shard -> the tensor that is stepped
-        first = not group.slots and isinstance(self._inner, torch.optim.Adam)
+        first = not group.slots and self._is_adam
         record = self._first_states(load) if first else group.slots
         for shard in group.shards:
             slots = {slot.name: slot.of(load.record) for slot in record if slot.shard is shard}
@@ -306,6 +312,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._begun = True
         with span(f"{type(self._inner).__name__} step"):
             self._step_inner(self._inner)
+        self._note_group_changes(groups)
         states = {}
         for shard, (tensor, slots) in stepped.items():
             if tensor is None:
@@ -320,6 +327,20 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._store(group, states, load.record)
         for shard, room in load.homes.items():
             self._writes += _homes.home_of(shard.param).write(room, shard.begin, shard.end)
+
+    def _note_group_changes(self, groups):
+        """Optimizers may count in their groups. All sub-groups begin with the group as it was
+        before the step, so all must come to the same."""
+        for group, changes in self._group_changes:
+            for name, value in groups.get(id(group), {}).items():
+                if name == "params" or (name in group and value is group[name]):
+                    continue
+                if name in changes and not _is_same(changes[name], value):
+                    raise RuntimeError(
+                        f"{type(self._inner).__name__} computes '{name}' of a group from all of "
+                        "its parameters at once, so its states cannot be brought in piece by piece"
+                    )
+                changes[name] = value
 
     def _first_states(self, load):
         """Adam's states before its first step, as torch makes them, but in the buffer: memory from
@@ -453,6 +474,12 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def __getstate__(self):
         raise TypeError("an optimizer with states on NVMe cannot be pickled: save its state_dict()")
+
+
+def _is_same(one, other):
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one == other
 
 
 def _moved(*_):

@@ -364,6 +364,42 @@ def test_an_optimizer_may_move_in_the_middle_of_its_life(tmp_path, name):
     assert_same_states(ours.state_dict(), reference.state_dict())
 
 
+class OwnStates(torch.optim.AdamW):
+    """Made of torch's AdamW, with states of its own and a count in its groups."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    if not state:
+                        state["mean"] = torch.zeros_like(param)
+                    state["mean"].lerp_(param.grad, 0.1)
+                    param.sub_(state["mean"], alpha=group["lr"] / (1 - 0.9 ** group["count"]))
+
+
+class SummedInGroups(torch.optim.SGD):
+    """Needs the gradients of all parameters for a number of their group."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                group["sum"] = group.get("sum", 0.0) + param.grad.abs().sum().item()
+
+
+def test_optimizers_of_users_may_have_states_and_counts_of_their_own(tmp_path):
+    mine, ours, theirs, reference = both(tmp_path, lambda params: OwnStates(params, lr=0.1))
+    train(mine, ours, theirs, reference, steps=5)
+    assert ours.param_groups[0]["count"] == 5
+    sums = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4)]
+    give_gradients(0, sums)
+    with pytest.raises(RuntimeError, match="'sum' of a group from all of its parameters"):
+        tensorferry.optim.offload(SummedInGroups(sums), tmp_path, **TINY).step()
+
+
 def test_what_cannot_be_stepped_in_pieces_is_refused(tmp_path):
     params = parameters()
     with pytest.raises(ValueError, match="LBFGS.*all parameters"):
