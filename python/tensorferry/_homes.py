@@ -37,10 +37,16 @@ class Home:
         self._mapped = lambda: None  # what view() has given out
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
-        number = self.dtype.is_floating_point or self.dtype.is_complex
-        nothing = float("nan") if number else 0
-        self.absent = torch.full((), nothing, dtype=self.dtype).expand(self.size)
+        self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
+        self._nothing = torch.zeros((), dtype=self.dtype)
+        self._forget_values()
+        self.absent = self._nothing.expand(self.size)
         _homes[param] = self
+
+    @property
+    def version(self):
+        """How often autograd has seen the parameter change."""
+        return None if self.param is None else self.param._version
 
     @property
     def param(self):
@@ -48,14 +54,48 @@ class Home:
         return self._param()
 
     def check_unchanged(self):
-        """The parameter takes its values as they are on the drive."""
+        """The parameter takes its values as they are on the drive, and nobody has given it others
+        meanwhile."""
         param = self.param
+        if param is None:
+            return
+        self._check_kind(param)
+        value = self._nothing.item()
+        is_nothing = value != value if self._has_nan else value == 0
+        if not is_nothing or param.data_ptr() != self.absent.data_ptr():
+            self._forget_values()
+            self.show(self.absent)
+            raise RuntimeError(
+                f"a parameter of {tuple(self.size)} was given values while its own were on NVMe: "
+                "those are lost; change weights inside `with weights.gather(module, modify=True)`"
+            )
+
+    def _check_kind(self, param):
         if param.dtype != self.dtype or param.device.type != "cpu" or param.size() != self.size:
             raise RuntimeError(
                 f"a parameter whose values are on NVMe as {self.dtype} of {tuple(self.size)} has "
                 f"become {param.dtype} of {tuple(param.size())} on {param.device}: convert a model "
                 "before its weights are offloaded"
             )
+
+    def _forget_values(self):
+        self._nothing.fill_(float("nan") if self._has_nan else 0)
+
+    def show(self, values):
+        """Gives the parameter these values."""
+        if (param := self.param) is not None:
+            param.data = values
+
+    def is_elsewhere(self, memory):
+        """Whether the parameter was shown here, and has been given other memory since."""
+        param = self.param
+        return param is not None and param.data_ptr() != memory.data_ptr() + self.offset
+
+    @torch.no_grad()
+    def collect(self, memory):
+        """Takes the values from where the parameter has them now."""
+        self._check_kind(self.param)
+        self.of(memory).copy_(self.param)
 
     def of(self, memory):
         """The values in the memory of the unit."""
@@ -90,6 +130,8 @@ class Home:
         """Starts to write them. Returns operations."""
         end = self.numel if end is None else end
         pieces = list(self._pieces(begin, end))
+        if (param := self.param) is not None:
+            torch.autograd.graph.increment_version(param)
         if (memory := self.unit.settled_memory()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ._homes import Home
 from ._subgroups import page_up
 from ._tracing import span
 
@@ -35,6 +36,10 @@ class Unit:
         home.offset = self.nbytes
         self.nbytes += page_up(home.nbytes)
         self.homes.append(home)
+
+    def home_at(self, offset):
+        """The home of the parameter that has this byte of its memory."""
+        return next(home for home in reversed(self.homes) if home.offset <= offset)
 
     def settled_memory(self):
         """Its memory, if all bytes are there."""
@@ -84,15 +89,25 @@ class Unit:
         self.writes = []
         for home in self.homes:
             home.check_unchanged()
-        for home in self.homes:
-            home.param.data = home.of(self.memory)
-        self._versions = [home.param._version for home in self.homes]
+        try:
+            for home in self.homes:
+                home.show(home.of(self.memory))
+        except BaseException:
+            self.take_away()
+            raise
+        self._versions = [home.version for home in self.homes]
 
     def hide(self):
-        if self._versions != [home.param._version for home in self.homes]:
-            self.write_back()  # somebody has changed them in place
+        try:
+            moved = any(home.is_elsewhere(self.memory) for home in self.homes)
+            if moved or self._versions != [home.version for home in self.homes]:
+                self.write_back()  # somebody has changed them
+        finally:
+            self.take_away()
+
+    def take_away(self):
         for home in self.homes:
-            home.param.data = home.absent
+            home.show(home.absent)
 
     def bring_in(self, empty):
         """The first time: from where the parameters are, if they have values, to its memory."""
@@ -109,12 +124,13 @@ class Unit:
         """And from there to the drive."""
         self.users = 0
         self.write_back()
-        for home in self.homes:
-            home.param.data = home.absent
+        self.take_away()
 
     def write_back(self):
         writes = []
         for home in self.homes:
+            if home.is_elsewhere(self.memory):
+                home.collect(self.memory)
             for key, at, nbytes in home._pieces(0, home.numel):
                 at += home.offset
                 writes.append(home.put(key, self.memory[at : at + nbytes]))
@@ -125,7 +141,7 @@ class Unit:
         if restore:
             self.residency.enter(self)
             for home in self.homes:
-                home.param.data = home.of(self.memory).clone()
+                home.show(home.of(self.memory).clone())
         for home in self.homes:
             home.leave()
         self.forget()
@@ -136,6 +152,8 @@ class Place:
     """What autograd keeps of a weight: where it is."""
 
     unit: Unit
+    home: Home
+    version: int  # of the weight
     dtype: torch.dtype
     size: torch.Size
     stride: tuple
@@ -327,10 +345,24 @@ class Residency:
         unit = self.by_storage.get(tensor.untyped_storage().data_ptr())
         if unit is None:
             return None
-        return Place(unit, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        home = unit.home_at(tensor.storage_offset() * tensor.dtype.itemsize)
+        return Place(
+            unit,
+            home,
+            home.version,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+        )
 
     def at(self, place):
         """The weight that is at a place, brought in."""
+        if place.version != place.home.version:
+            raise RuntimeError(
+                f"a weight of shape {tuple(place.home.size)} that this backward pass needs has "
+                "been changed since its forward pass, as by a step of the optimizer"
+            )
         unit = place.unit
         with self._lock:
             unit.users += 1  # it must not give way to what comes after it

@@ -1,6 +1,7 @@
 """offload.parameters: the same numbers as in memory, with a part of the weights in memory."""
 
 import copy
+import gc
 import pickle
 import threading
 
@@ -339,6 +340,56 @@ def test_weights_that_were_converted_on_the_drive_say_so(tmp_path):
         model.bfloat16()
         with pytest.raises(RuntimeError, match="bfloat16"):
             model(torch.ones(1, WIDTH))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.init.zeros_,
+        lambda param: param.data.fill_(3.0),
+        lambda param: setattr(param, "data", torch.ones(4 * WIDTH, WIDTH)),
+    ],
+)
+def test_values_given_to_a_weight_that_is_away_are_not_lost_in_silence(tmp_path, change):
+    model, other = make("mlp"), make("mlp")
+    x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path) as weights:
+        change(model[0].weight)
+        with pytest.raises(RuntimeError, match="gather"):
+            model(x)
+        assert nothing_is_in_use(weights)
+        assert model[0].weight.isnan().all()
+        same(model(x), other(x))
+        with weights.gather(modify=True):
+            change(model[0].weight)
+        change(other[0].weight)
+        same(model(x), other(x))
+
+
+def test_a_parameter_may_be_replaced_by_one_in_memory(tmp_path):
+    model, other = make("mlp"), make("mlp")
+    x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path):
+        for side in (model, other):
+            side[3].weight = nn.Parameter(torch.ones(WIDTH, 4 * WIDTH))
+        gc.collect()
+        same(model(x), other(x))
+        same(model.state_dict()["3.weight"], other[3].weight)
+
+
+def test_a_backward_pass_over_weights_that_were_stepped_says_so(tmp_path):
+    model = make("mlp")
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path), adamw(model, tmp_path) as optimizer:
+        for change in (optimizer.step, lambda: model.load_state_dict(saved)):
+            loss = model(x).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+            change()
+            with pytest.raises(RuntimeError, match="changed since its forward pass"):
+                loss.backward()
+        model(x).square().sum().backward()
 
 
 def test_weights_that_nobody_brought_are_not_numbers(tmp_path):
