@@ -14,6 +14,7 @@ Training works as before, with an optimizer of tensorferry.optim: that steps wei
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 
 import torch
@@ -176,10 +177,12 @@ class OffloadedParameters(_OnDrive):
         ]
 
     def _enter(self, module, needed):
+        self._end_calls_that_are_over()
         if module is self._model:
             self._residency.begin_pass()
         frame = contextlib.ExitStack()
-        self._calls().append((module, frame))
+        torchs = sys._getframe(3)  # after our two hooks: torch's, which lasts as long as the call
+        self._calls().append((module, frame, torchs))
         for unit in needed:
             self._use(unit, frame)
         if torch.is_grad_enabled():
@@ -194,8 +197,19 @@ class OffloadedParameters(_OnDrive):
         if calls and calls[-1][0] is module:  # it is not where a hook before ours has failed
             calls.pop()[1].close()
 
+    def _end_calls_that_are_over(self):
+        """After an exception torch calls our hook, but not after Ctrl-C."""
+        calls = self._calls()
+        while calls:
+            running = sys._getframe()
+            while running is not None and running is not calls[-1][2]:
+                running = running.f_back
+            if running is not None:
+                return
+            calls.pop()[1].close()
+
     def _calls(self):
-        """(module, what is to be undone) of the calls this thread is in."""
+        """(module, what is to be undone, torch's frame) of the calls this thread is in."""
         return self._frames.__dict__.setdefault("calls", [])
 
     def _use(self, unit, frame):
@@ -243,6 +257,7 @@ class OffloadedParameters(_OnDrive):
         without, the model has none any more."""
         if self._space.closed:
             return
+        self._end_calls_that_are_over()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -286,6 +286,37 @@ def test_an_exception_in_forward_leaves_nothing_behind(tmp_path):
         same(model[1][0].weight.grad, other[1][0].weight.grad)
 
 
+def test_ctrl_c_in_forward_leaves_nothing_in_use(tmp_path):
+    """torch calls hooks after exceptions, but not after this one."""
+
+    class Stops(nn.Linear):
+        stop = False
+
+        def forward(self, x):
+            if self.stop:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    def build():
+        torch.manual_seed(7)
+        return nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Tanh(), Stops(WIDTH, WIDTH)), nn.ReLU()
+        )
+
+    model, other = build(), build()
+    x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path) as weights:
+        for mode in (torch.enable_grad, torch.no_grad):
+            for module in (model, model[1]):
+                model[1][1].stop = True
+                with mode(), pytest.raises(KeyboardInterrupt):
+                    module(x)
+                model[1][1].stop = False
+                same(model(x), other(x))
+                assert nothing_is_in_use(weights)
+                assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
 def test_several_threads_infer_at_once(tmp_path):
     model, other = make("mlp"), make("mlp")
     inputs = [torch.randn(3, WIDTH) for _ in range(4)]
