@@ -148,6 +148,8 @@ class OffloadedParameters(_OnDrive):
 
     def _watch(self, module, needed):
         def before(*_):
+            # Hooks of users come before ours and may look at the weights.
+            module._forward_hooks.move_to_end(release.id)
             self._enter(module, needed)
 
         def after(_module, _inputs, output):
@@ -168,9 +170,10 @@ class OffloadedParameters(_OnDrive):
         def fill(_module, state_dict, prefix, _metadata):
             self._fill_state_dict(module, state_dict, prefix)
 
+        release = module.register_forward_hook(_Hook(after), always_call=True)
         self._hooks += [
+            release,
             module.register_forward_pre_hook(_Hook(before), prepend=True),
-            module.register_forward_hook(_Hook(after), always_call=True),
             module.register_load_state_dict_pre_hook(_Hook(before_load)),
             module.register_load_state_dict_post_hook(_Hook(after_load)),
             module.register_state_dict_post_hook(_Hook(fill)),
@@ -365,6 +368,8 @@ def _without_parameters(output):
         return output.view_as(output)
     if type(output) in (tuple, list) and any(type(o) is torch.nn.Parameter for o in output):
         return type(output)(_without_parameters(o) for o in output)
+    if type(output) is dict:
+        return {name: _without_parameters(o) for name, o in output.items()}
     return output
 
 

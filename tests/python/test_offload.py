@@ -215,6 +215,31 @@ def test_hooks_of_others_see_what_is_saved_but_weights(tmp_path):
     assert not sizes.intersection(seen)
 
 
+def test_hooks_of_users_on_modules_see_the_weights(tmp_path):
+    model, other = make("mlp"), make("mlp")
+    x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path):
+        for side in (model, other):
+            side[3].register_forward_pre_hook(lambda module, inputs: inputs[0] @ module.weight.t())
+            side[3].register_forward_hook(lambda module, _, output: output @ module.weight)
+            side[3].forward = lambda x: x
+            side[4] = nn.Linear(4 * WIDTH, WIDTH, bias=False).requires_grad_(False)
+            nn.init.ones_(side[4].weight)
+        same(model(x), other(x))
+
+
+def test_weights_in_a_dict_that_a_module_returns(tmp_path):
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"output": super().forward(x), "weight": self.weight}
+
+    torch.manual_seed(7)
+    model = nn.Sequential(Named(WIDTH, WIDTH))
+    expected = model[0].weight.detach().clone()
+    with offloaded(model, tmp_path):
+        same(model(torch.ones(1, WIDTH))["weight"], expected)
+
+
 def test_checkpointed_layers_do_not_hold_their_weights(tmp_path):
     """They are computed again, all of one at once, before backward takes the first of them."""
     torch.manual_seed(2)
