@@ -1,10 +1,13 @@
 """Gradients on the drive: they go there as backward produces them, and the step reads them."""
 
+import logging
 import weakref
 
 import torch
 
 from ._subgroups import flat_as, letting_go, local, page_up
+
+_log = logging.getLogger("tensorferry")
 
 
 def norm_of(gradient, norm_type=2.0):
@@ -29,6 +32,9 @@ class GradientStore:
         self._numbers = {}  # param -> its part of the keys
         self._norms = {}  # param -> 2-norm of its stored gradient; those that have one
         self._scales = {}  # param -> what clipping has asked for, each time
+        self._zeroed = set()  # params whose stored gradient counts as zero
+        self._stepped = set()  # params that were stepped with their stored gradient
+        self._warned = False
         self._hooks = []
         self._writes = []
         self._failed = None  # why the gradients are not complete
@@ -66,6 +72,10 @@ class GradientStore:
     def _nbytes(self, shard):
         return (shard.end - shard.begin) * shard.param.dtype.itemsize
 
+    @property
+    def failed(self):
+        return self._failed is not None
+
     def has(self, shard):
         return shard.param in self._norms
 
@@ -82,7 +92,7 @@ class GradientStore:
         self._writes = []
         if self._failed is not None:
             raise RuntimeError(
-                f"a gradient could not be written ({self._failed}); parameters and states are as "
+                f"a gradient could not be written ({self._failed!r}); parameters and states are as "
                 "they were: zero_grad() and compute the gradients again"
             ) from self._failed
 
@@ -94,20 +104,35 @@ class GradientStore:
         gradient = local(param.grad)
         shards = self._optimizer()._shards[param]
         whole = flat_as(gradient, shards[0].stride)
-        if param in self._norms:
-            for shard in shards:
-                whole[shard.begin : shard.end].add_(self._fetch(shard))
-            self._scales.pop(param, None)
-        self._norms[param] = norm_of(whole)
         try:
+            if param in self._norms and param not in self._zeroed:
+                self._warn_of_old_gradients(param)
+                for shard in shards:
+                    whole[shard.begin : shard.end].add_(self._fetch(shard))
+            self._scales.pop(param, None)
+            self._zeroed.discard(param)
+            self._norms[param] = norm_of(whole)
             for shard in shards:
                 self._put(shard, whole[shard.begin : shard.end])
-        except OSError as error:
+        except BaseException as error:
             self._failed = error
             raise
         # Those that have failed are asked by collect().
         self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
         param.grad = None
+
+    def stepped(self):
+        """Notes that the optimizer has stepped with what is stored."""
+        self._stepped = set(self._norms)
+
+    def _warn_of_old_gradients(self, param):
+        if param in self._stepped and not self._warned:
+            self._warned = True
+            _log.warning(
+                "a gradient is added to the one on the drive that has been stepped already; if it "
+                "should not be, call zero_grad() of the optimizer: that of the model does not "
+                "reach gradients on the drive"
+            )
 
     # Each buffer is let go of before the next is taken: there may be but one.
 
@@ -132,6 +157,8 @@ class GradientStore:
     def result(self, shard, room):
         """What read() has brought, scaled as clipping has asked."""
         gradient = room[: self._nbytes(shard)].view(shard.param.dtype)
+        if shard.param in self._zeroed:
+            return gradient.zero_()
         for scale in self._scales.get(shard.param, ()):
             gradient.mul_(scale)
         return gradient
@@ -174,6 +201,12 @@ class GradientStore:
             gradient[shard.begin : shard.end] = self._fetch(shard)
         return norm_of(gradient, norm_type)
 
+    def zero(self):
+        """Makes all gradients zero, as zero_grad(set_to_none=False) does."""
+        self._zeroed = set(self._norms)
+        self._norms = {param: torch.zeros_like(norm) for param, norm in self._norms.items()}
+        self._scales = {}
+
     def drop(self):
         """Forgets all gradients, as zero_grad() does."""
         for param in self._norms:
@@ -181,5 +214,7 @@ class GradientStore:
                 self._space.drop(self._key(shard))
         self._norms = {}
         self._scales = {}
+        self._zeroed = set()
+        self._stepped = set()
         self._writes = []
         self._failed = None

@@ -179,6 +179,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._gradient_scale = gradient_scale
         with span("optimizer step"):
             self._step_all()
+        if self._gradients is not None:
+            self._gradients.stepped()
         return loss
 
     def _step_all(self):
@@ -440,8 +442,12 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none)
-        if self._gradients is not None:
+        if self._gradients is None or self._space.closed:
+            return
+        if set_to_none or self._gradients.failed:
             self._gradients.drop()
+        else:
+            self._gradients.zero()
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """As torch.nn.utils.clip_grad_norm_ over all parameters, also where the gradients are on

@@ -133,6 +133,52 @@ def test_a_gradient_stays_until_it_is_zeroed(tmp_path):
     assert_same(list(ours[0].parameters()), before, "by a step without gradients")
 
 
+def test_gradients_that_are_zeroed_but_kept_are_stepped(tmp_path):
+    """zero_grad(set_to_none=False): the moments go on moving the parameters."""
+    ours, theirs = sides(tmp_path)
+    for step in range(6):
+        for side, optimizer in (ours, theirs):
+            if step != 1:
+                side[0].requires_grad_(step % 3 == 0)
+                loss_of(side, step).backward()
+            norm = clip(side, optimizer, 0.5)
+            if step == 1:
+                assert norm == 0
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        check(ours, theirs, f"after step {step}")
+
+
+def test_gradients_that_the_model_should_have_zeroed_are_said(tmp_path, caplog):
+    """model.zero_grad() finds none in memory."""
+    (model, ours), _ = sides(tmp_path)
+    for step in range(3):
+        loss_of(model, step).backward()
+        loss_of(model, step).backward()
+        assert ("zero_grad() of the optimizer" in caplog.text) == (step == 2)
+        ours.step()
+        (ours if step == 0 else model).zero_grad()
+
+
+@pytest.mark.parametrize("part", ["_fetch", "_put"])
+def test_a_gradient_that_was_not_added_to_the_end_is_not_stepped(tmp_path, monkeypatch, part):
+    (model, ours), _ = sides(tmp_path)
+    loss_of(model, 0).backward()
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours._gradients, part, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model, 1).backward()
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt.*zero_grad"):
+        ours.step()
+    ours.zero_grad()
+    loss_of(model, 1).backward()
+    ours.step()
+
+
 def test_parameters_may_be_frozen_at_first_and_some_get_no_gradient(tmp_path):
     model = small_model()
     model[0].requires_grad_(False)
@@ -200,6 +246,8 @@ def test_a_closed_optimizer_takes_no_more_gradients(tmp_path):
     ours.close()
     loss_of(model, 1).backward()
     assert all(param.grad is not None for param in model.parameters())
+    ours.zero_grad()
+    assert all(param.grad is None for param in model.parameters())
 
 
 def test_bytes_of_gradients_are_on_the_drive_and_go_with_zero_grad(tmp_path):
