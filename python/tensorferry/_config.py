@@ -5,6 +5,7 @@ are collected in `ignored`. Everything else is an error that names the nearest k
 
 import difflib
 import json
+import math
 import os
 
 REQUIRED = object()
@@ -62,13 +63,15 @@ class Section:
             return value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be a number")
-        if value != value or (least is not None and value < least):
+        if value != value:
+            raise ConfigError(f"{self.path(name)} is not a number")
+        if least is not None and value < least:
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be at least {least}")
         return value
 
     def whole(self, names, default, least=None):
         value = self.number(names, default, least)
-        if value is not default and value != int(value):
+        if value is not default and (math.isinf(value) or value != int(value)):
             name, _ = self._get(names, default)
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be a whole number")
         return value if value is default else int(value)
@@ -79,6 +82,30 @@ class Section:
             raise ConfigError(
                 f"{self.path(name)} is {value!r}: it must be one of {', '.join(map(str, choices))}"
             )
+        return value
+
+    def like(self, name, default):
+        """A setting of the kind that `default` is; None where it is not there."""
+        if isinstance(default, bool):
+            return self.boolean(name, None)
+        if isinstance(default, (int, float)):
+            return self.number(name, None)
+        return self.anything(name)
+
+    def numbers(self, name, default):
+        """A number or a list of them."""
+        value = self.anything(name, default)
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if value is not default and (isinstance(each, bool) or not _is_number(each)):
+                raise ConfigError(f"{self.path(name)} is {value!r}: numbers are wanted")
+        return value
+
+    def paths(self, name):
+        """A path or a list of them."""
+        value = self.anything(name)
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if value is not None and not isinstance(each, (str, os.PathLike)):
+                raise ConfigError(f"{self.path(name)} is {value!r}: it must be a path or several")
         return value
 
     def anything(self, names, default=None):
@@ -109,9 +136,13 @@ class Section:
         for key in self._values:
             if key in self._known:
                 continue
-            near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(key), self._known, n=1, cutoff=0.5)
             hint = f"; did you mean {self.path(near[0])}?" if near else ""
             raise ConfigError(f"{self.path(key)} is not known{hint}")
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and value == value
 
 
 def read(config):
@@ -265,7 +296,7 @@ class Config:
         device = section.choice("device", "none", ("none", "cpu", "nvme"))
         result = {
             "device": device,
-            "nvme_path": section.anything("nvme_path"),
+            "nvme_path": section.paths("nvme_path"),
             "buffer_count": section.whole("buffer_count", buffer_count, least=1),
             "pin_memory": section.boolean("pin_memory", True),
         }

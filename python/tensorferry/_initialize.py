@@ -29,15 +29,11 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
             "here: %s",
             ", ".join(sorted(config.ignored)),
         )
-    if optimizer is not None and config.optimizer is not None:
-        raise ConfigError("the configuration has an optimizer and one is given too: choose one")
-    # All that can be wrong is found before anything is moved.
+    # All that can be wrong with it is found before anything is moved.
     kind, settings = _chosen(config) if config.optimizer is not None else (None, {})
-    if optimizer is not None and config.dtype is not None:
-        raise ConfigError(
-            "bf16 and fp16 change the parameters that the given optimizer has: let the "
-            "configuration make the optimizer"
-        )
+    if model_parameters is not None:
+        model_parameters = list(model_parameters)
+    _check(config, optimizer, settings, model_parameters or ())
     if config.dtype is not None:
         model.to(getattr(torch, config.dtype))
     weights = None
@@ -52,16 +48,43 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
             pin_memory=place["pin_memory"],
             **config.handle_options,
         )
-    if kind is not None:
-        params = model.parameters() if model_parameters is None else model_parameters
-        optimizer = _make(kind, settings, list(params), config)
-    elif optimizer is not None and config.offload_optimizer["device"] == "nvme":
-        optimizer = optim.offload(optimizer, **_offload_options(config))
-    if optimizer is None:
+    try:
+        if kind is not None:
+            params = model.parameters() if model_parameters is None else model_parameters
+            optimizer = _make(kind, settings, list(params), config)
+        elif optimizer is not None and config.offload_optimizer["device"] == "nvme":
+            optimizer = optim.offload(optimizer, **_offload_options(config))
+        if optimizer is None:
+            return model, None
+        return model, ConfiguredOptimizer(optimizer, config, weights)
+    except BaseException:
+        if weights is not None:
+            weights.close(restore=True)
+        raise
+
+
+def _check(config, optimizer, settings, params):
+    """What a configuration cannot ask for together, and of its schedule what can be known."""
+    if optimizer is not None and config.optimizer is not None:
+        raise ConfigError("the configuration has an optimizer and one is given too: choose one")
+    if optimizer is not None and config.dtype is not None:
+        raise ConfigError(
+            "bf16 and fp16 change the parameters that the given optimizer has: let the "
+            "configuration make the optimizer"
+        )
+    if optimizer is None and config.optimizer is None:
         if config.scheduler is not None:
             raise ConfigError("the configuration has a scheduler and no optimizer")
-        return model, None
-    return model, ConfiguredOptimizer(optimizer, config, weights)
+        return
+    if config.offload_param["device"] == "nvme" and config.offload_optimizer["device"] != "nvme":
+        raise ConfigError(
+            "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
+            "only such an optimizer can step weights that are on the drive"
+        )
+    if config.scheduler is not None:
+        groups = params if optimizer is None else optimizer.param_groups
+        groups = [dict(group) for group in groups if isinstance(group, dict)] or [{}]
+        Schedule(*config.scheduler, [{"lr": settings.get("lr", 0.0), **group} for group in groups])
 
 
 def _chosen(config):
@@ -80,12 +103,16 @@ def _chosen(config):
         params.machinery("torch_adam")
     params.machinery("foreach", "fused")
     ours = ("self", "params", "foreach", "fused", "capturable", "differentiable")
-    for name in inspect.signature(kind.__init__).parameters:
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
         if name not in ours and name != "decoupled_weight_decay":
-            value = params.anything(name)
+            value = params.like(name, parameter.default)
             if value is not None:
                 settings[name] = tuple(value) if isinstance(value, list) else value
     params.done()
+    try:
+        kind([torch.nn.Parameter(torch.zeros(1))], **settings)
+    except (TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"optimizer.params will not do for {kind.__name__}: {error}") from error
     return kind, settings
 
 
@@ -109,11 +136,6 @@ def _make(kind, settings, params, config):
     if config.offload_optimizer["device"] == "nvme":
         optimizer = kind(params, **settings, **fused)
         return optim.Offloaded(optimizer, master_weights=True, **_offload_options(config))
-    if config.offload_param["device"] == "nvme":
-        raise ConfigError(
-            "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
-            "only such an optimizer can step weights that are on the drive"
-        )
     if any(param.dtype in HALF for group in params for param in _params_of(group)):
         return MasterWeights(kind, params, **settings, **fused)
     return kind(params, **settings, **fused)

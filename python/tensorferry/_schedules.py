@@ -29,9 +29,9 @@ class Schedule:
             self._start = params.number("warmup_min_ratio", 0.0, least=0)
             self._floor = params.number("cos_min_ratio", 0.0001, least=0)
         else:
-            self._low = self._rates(params.anything("warmup_min_lr", 0.0))
+            self._low = self._rates(params.numbers("warmup_min_lr", 0.0))
             highest = None if name == "WarmupLR" else 0.001
-            high = params.anything("warmup_max_lr", highest)
+            high = params.numbers("warmup_max_lr", highest)
             self._high = self._base if high is None else self._rates(high)
         params.done()
         self._apply()

@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,6 +171,15 @@ def test_a_configuration_comes_from_a_file(tmp_path):
         ({"data_types": {"grad_accum_dtype": "fp32"}}, "grad_accum_dtype"),
         ({"prescale_gradients": True}, "prescale_gradients"),
         ({"bf16": 3}, "must be an object"),
+        ({"gradient_accumulation_steps": float("inf")}, "whole number"),
+        ({"gradient_clipping": float("nan")}, "not a number"),
+        ({"zero_optimization": {"offload_param": {"nvme_path": [3]}}}, "a path or several"),
+        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": "false"}}}, "true or false"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}}, "lr.*must be a number"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": -1}}}, "params will not do for AdamW"),
+        ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}}, "will not do for AdamW"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "1"}}}, "are wanted"),
+        ({3: 4}, "3 is not known"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_the_reason(change, message):
@@ -180,6 +190,30 @@ def test_what_cannot_be_honoured_is_refused_with_the_reason(change, message):
         tensorferry.initialize(model, settings)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": {"type": "AdamW", "params": {"eps": -1}}},
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}}},
+        {"zero_optimization": {"offload_param": NVME, "offload_optimizer": {"device": "cpu"}}},
+        {
+            "zero_optimization": {
+                "offload_param": NVME,
+                "offload_optimizer": {"device": "nvme", "nvme_path": "nowhere"},
+            }
+        },
+    ],
+)
+def test_a_model_that_could_not_be_set_up_has_its_weights(change):
+    model = make_model()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises((ValueError, OSError)):
+        tensorferry.initialize(model, config(param="nvme") | change)
+    for param, value in zip(model.parameters(), before.values()):
+        assert torch.equal(param, value)
+    assert not list(Path().rglob("tensors"))
 
 
 def test_keys_of_deepspeeds_machinery_are_listed_in_one_warning(caplog):
