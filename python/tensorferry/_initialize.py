@@ -289,7 +289,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self):
-        own = {"micro": self._micro, "skipped_steps": self.skipped_steps}
+        own = {"skipped_steps": self.skipped_steps}
         if self.scheduler is not None:
             own["scheduler"] = self.scheduler.state_dict()
         if self._loss_scale is not None:
@@ -302,7 +302,9 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
-        self._micro = own.get("micro", 0)
+        # Gradients are not in a checkpoint: a batch that had begun begins anew.
+        self._micro = self._backwards = 0
+        self.optimizer.zero_grad()
         self.skipped_steps = own.get("skipped_steps", 0)
         if self.scheduler is not None:
             self.scheduler._groups = self.param_groups

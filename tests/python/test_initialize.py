@@ -407,3 +407,30 @@ def test_a_run_goes_on_after_a_checkpoint_to_the_same_bits(precision, tmp_path):
     again.load_state_dict(saved["model"])
     other.load_state_dict(saved["optimizer"])
     assert train(again, other, data[4:]) == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_batch_that_was_under_way_at_a_checkpoint_begins_anew(precision, tmp_path):
+    """Its gradients are not in the file: with what was left of it a step would be too small."""
+    dtype = torch.float16 if precision == "fp16" else torch.float32
+    more = {precision: {"enabled": True}} if precision == "fp16" else {}
+    settings = config(**more, gradient_accumulation_steps=2)
+    data = batches(4, dtype)
+    _, expected = run(settings, data)
+
+    model, optimizer = tensorferry.initialize(make_model(), settings)
+    train(model, optimizer, data[:3])
+    saved = tmp_path / "saved.pt"
+    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    optimizer.close()
+
+    model, optimizer = tensorferry.initialize(make_model(), settings)
+    optimizer.backward(model(data[0]).float().mean())
+    optimizer.step()
+    weights, states = torch.load(saved)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+    train(model, optimizer, data[2:])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    optimizer.close()
