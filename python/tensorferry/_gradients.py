@@ -5,6 +5,7 @@ import weakref
 
 import torch
 
+from ._heap import note_freed
 from ._subgroups import flat_as, letting_go, local, page_up
 
 _log = logging.getLogger("tensorferry")
@@ -119,7 +120,9 @@ class GradientStore:
             raise
         # Those that have failed are asked by collect().
         self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
-        param.grad = None
+        nbytes = gradient.nbytes
+        param.grad = gradient = whole = None
+        note_freed(nbytes)
 
     def stepped(self):
         """Notes that the optimizer has stepped with what is stored."""

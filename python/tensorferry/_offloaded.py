@@ -8,6 +8,7 @@ import torch
 
 from . import _gradients, _homes
 from ._checkpoints import Checkpoints
+from ._heap import note_freed
 from ._masters import HALF
 from ._subgroups import Plan, letting_go, local, open_space, page_up
 from ._tracing import span
@@ -187,6 +188,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         work = [(group, active) for group in self._groups if (active := self._active(group))]
         self._begun = False
         self._group_changes = [(group, {}) for group in self.param_groups]
+        takes_memory = self._takes_memory()
         loads = collections.deque()
         done = 0
         try:
@@ -195,6 +197,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                     self._begin_ahead(work[done:], loads)
                     # Nobody else may hold the load: its buffer is free when its writes are done.
                     self._compute(loads.popleft())
+                if takes_memory:
+                    note_freed(work[done][0].spare_bytes)
             done = len(work)
             for group, changes in self._group_changes:
                 group.update(changes)
@@ -206,6 +210,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         finally:
             self._inner.state = collections.defaultdict(dict)
             self._inner.param_groups = self.param_groups
+
+    def _takes_memory(self):
+        """Whether computing takes memory besides the buffers. torch's fused Adam does not."""
+        fused = self._is_adam and all(group.get("fused") for group in self.param_groups)
+        return not fused or (self._master_weights and self._gradients is not None)
 
     def _begin_ahead(self, work, loads):
         """Begins the first of the sub-groups, and those after it as far as there is room."""

@@ -12,14 +12,13 @@ Training works as before, with an optimizer of tensorferry.optim: that steps wei
 """
 
 import contextlib
-import ctypes
-import os
 import sys
 import threading
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ._heap import map_large_blocks
 from ._homes import Home, home_of
 from ._offloaded import Offloaded
 from ._residency import Residency, Unit
@@ -93,7 +92,7 @@ class OffloadedParameters(_OnDrive):
         self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
     ):
         _check(model)
-        _give_back_what_is_freed()
+        map_large_blocks()
         self._model = model
         self._hooks = []
         self._frames = threading.local()
@@ -277,22 +276,6 @@ class OffloadedParameters(_OnDrive):
 
     def __repr__(self):
         return f"<tensorferry.offload.OffloadedParameters: {self._space!r}>"
-
-
-def _give_back_what_is_freed():
-    """Makes glibc map blocks of 4 MiB and more each by itself, unless the user has said otherwise.
-
-    By default it learns to put them on its heap, where the room of one gradient is too small for
-    the next of the same size, as those are aligned: a model of 1 GiB has 1.5 GiB of such holes."""
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get(
-        "GLIBC_TUNABLES", ""
-    ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-        mallopt(mmap_threshold, 4 << 20)
-        mallopt(trim_threshold, 8 << 20)
 
 
 def _check(model):

@@ -480,32 +480,46 @@ def test_several_drives_give_the_same_numbers(tmp_path):
     train(mine, ours, theirs, reference, steps=5)
 
 
-def test_memory_stays_within_the_buffers(tmp_path):
-    """40 M parameters have 320 MB of states; what a step adds to the peak is far less."""
+MEMORY = {
+    "fp32": "float32 8 AdamW(params, **options)",
+    "amsgrad": "float32 12 AdamW(params, amsgrad=True, **options)",
+    "bf16": "bfloat16 12 AdamW(params, **options)",
+    "momentum": "float32 4 offload(torch.optim.SGD(params, momentum=0.9), **options)",
+    "rmsprop": "float32 8 offload(torch.optim.RMSprop(params, momentum=0.9), **options)",
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_stays_within_the_buffers(tmp_path, name):
+    """40 M parameters have 160 MB of states and more; what a step adds to the peak is far less."""
     out = check_python(
         """
         import sys, torch, tensorferry.optim
+        from tensorferry.optim import AdamW, offload
         def peak():
             with open("/proc/self/status") as file:
                 return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) << 10
-        params = [torch.nn.Parameter(torch.full((2_000_000,), 0.5)) for _ in range(10)]
-        params.append(torch.nn.Parameter(torch.full((20_000_000,), 0.5)))
+        dtype, state_bytes, make = sys.argv[2].split(" ", 2)
+        dtype = getattr(torch, dtype)
+        params = [torch.nn.Parameter(torch.full((2_000_000,), 0.5, dtype=dtype)) for _ in range(10)]
+        params.append(torch.nn.Parameter(torch.full((20_000_000,), 0.5, dtype=dtype)))
         for param in params:
             param.grad = torch.full_like(param, 0.01)
         warm = torch.nn.Parameter(torch.ones(100_000))
         warm.grad = torch.ones(100_000)
         torch.optim.AdamW([warm], fused=True).step()
         before = peak()
-        optimizer = tensorferry.optim.AdamW(params, nvme_path=sys.argv[1], buffer_count=4,
-                                            buffer_bytes=8 << 20)
+        options = dict(nvme_path=sys.argv[1], buffer_count=4, buffer_bytes=8 << 20)
+        optimizer = eval(make)
         for _ in range(3):
             optimizer.step()
         stats = optimizer.stats()
         assert stats["buffer_bytes"] == 32 << 20, stats  # not a byte more than was asked for
-        assert stats["tensor_bytes"] >= 320_000_000, stats
+        assert stats["tensor_bytes"] >= 40_000_000 * int(state_bytes), stats
         print(peak() - before)
         """,
         tmp_path,
+        MEMORY[name],
     )
     assert int(out) < (32 + 24) * MiB
 
