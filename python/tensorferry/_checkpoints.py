@@ -91,6 +91,7 @@ class Checkpoints:
         }
         self._check_shapes(states)
         self._settle_quietly()
+        self._cut_for(saved)
         self._spoiled = "a checkpoint could not be loaded to the end"
         for group, other in zip(self.param_groups, saved):
             own = {name: value for name, value in other.items() if name != "params"}

@@ -73,6 +73,9 @@ class GradientStore:
     def _nbytes(self, shard):
         return (shard.end - shard.begin) * shard.param.dtype.itemsize
 
+    def __len__(self):
+        return len(self._norms)
+
     @property
     def failed(self):
         return self._failed is not None
@@ -104,6 +107,8 @@ class GradientStore:
             raise RuntimeError("gradients must be dense to go to the drive")
         gradient = local(param.grad)
         shards = self._optimizer()._shards[param]
+        if not shards:  # it has no elements
+            return
         whole = flat_as(gradient, shards[0].stride)
         try:
             if param in self._norms and param not in self._zeroed:

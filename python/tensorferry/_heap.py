@@ -1,8 +1,8 @@
 """Freed memory goes back to the system: glibc keeps more of it than is good for large tensors.
 
 A block on its heap leaves a hole when it is freed, and that is too small for the next block of the
-same size, as torch wants those aligned and something small lies beside it by then. Tensors that come
-and go one after the other take as much memory as all of them together."""
+same size, as torch wants those aligned and something small lies beside it by then. Tensors that
+come and go one after the other take as much memory as all of them together."""
 
 import ctypes
 import os

@@ -10,7 +10,7 @@ from . import _gradients, _homes
 from ._checkpoints import Checkpoints
 from ._heap import note_freed
 from ._masters import HALF
-from ._subgroups import Plan, letting_go, local, open_space, page_up
+from ._subgroups import LEAST_BYTES, Plan, letting_go, local, open_space, page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
@@ -94,11 +94,12 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._group_changes = []  # (group, its changes) that a step has made
         self._spoiled = None  # why the states cannot be used
         self._gradients = _gradients.GradientStore() if offload_gradients else None
-        self._plan = Plan(buffer_bytes, self._element_bytes, type(optimizer) not in ELEMENTWISE)
-        self._shards = collections.defaultdict(list)  # param -> its shards
+        self._plan = Plan(buffer_bytes, type(optimizer) not in ELEMENTWISE)
+        self._shards = {}  # param -> its shards
+        self._amsgrad = []  # of each group, when it was cut
         self._groups = self._plan.groups
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        room = max(buffer_bytes, self._plan.largest)
+        room = max(buffer_bytes, self._plan.largest, LEAST_BYTES)
         if room > buffer_bytes:
             _log.warning(
                 "buffer_bytes is %d, and the largest piece of a parameter with its states needs "
@@ -142,26 +143,67 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     def _wants_master(self, param):
         return self._master_weights and param.dtype in HALF
 
+    def _cut(self, plan, group, settings):
+        """Adds the parameters of a group to a plan. Returns {param: its shards}."""
+        return {
+            param: plan.add(
+                group,
+                param,
+                self._wants_master(param),
+                self._element_bytes(settings, param),
+                _homes.home_of(param),
+            )
+            for param in group["params"]
+        }
+
+    def _check_room(self, plan):
+        room = self._space.stats()["buffer_bytes"]
+        if plan.largest > room:
+            raise ValueError(
+                f"the buffers hold {room} bytes, and a parameter with its states needs "
+                f"{plan.largest} at once: raise buffer_bytes"
+            )
+
     def add_param_group(self, param_group):
         known = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[known]
-        before = self._plan.largest
-        for param in group["params"]:
-            self._shards[param] = self._plan.add(
-                group, param, self._wants_master(param), _homes.home_of(param)
-            )
         if self._space is not None:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            room = self._space.stats()["buffer_bytes"]
-            if self._plan.largest > max(before, room):
-                raise ValueError(
-                    f"the buffers hold {room} bytes, and a parameter of the new group needs "
-                    f"{self._plan.largest} at once: raise buffer_bytes"
-                )
-            if self._gradients is not None:
-                self._gradients.watch(group["params"])
+            try:
+                trial = Plan(self._plan.buffer_bytes, self._plan.whole)
+                self._cut(trial, group, group)
+                self._check_room(trial)
+            except BaseException:
+                del self.param_groups[known]
+                raise
+        self._shards.update(self._cut(self._plan, group, group))
+        self._amsgrad.append(bool(group.get("amsgrad", self.defaults.get("amsgrad"))))
+        if self._space is not None and self._gradients is not None:
+            self._gradients.watch(group["params"])
+
+    def _cut_for(self, settings):
+        """Cuts the parameters anew where settings of their groups ask for more states than the
+        buffers were cut for, as amsgrad does. The states are dropped."""
+        settings = [{**group, **own} for group, own in zip(self.param_groups, settings)]
+        wanted = [bool(own.get("amsgrad")) for own in settings]
+        if not self._is_adam or wanted == self._amsgrad:
+            return
+        if self._gradients is not None and len(self._gradients) > 0:
+            raise RuntimeError(
+                "amsgrad has changed, and gradients on the drive are cut as it was before: call "
+                "zero_grad() first"
+            )
+        plan = Plan(self._plan.buffer_bytes, self._plan.whole)
+        shards = {}
+        for group, own in zip(self.param_groups, settings):
+            shards.update(self._cut(plan, group, own))
+        self._check_room(plan)
+        for group in self._groups:
+            self._space.drop(group.key)
+        self._plan, self._groups, self._shards = plan, plan.groups, shards
+        self._amsgrad = wanted
 
     # --- the step ---
 
@@ -175,6 +217,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 loss = closure()
         self._check_usable()
         self._settle()
+        if not any(group.slots for group in self._groups):
+            self._cut_for(self.param_groups)
         if self._gradients is not None:
             self._gradients.collect()
         self._gradient_scale = gradient_scale

@@ -21,6 +21,9 @@ HELD_PAGES = STATE_PAGES + 2 * PAGE
 # torch's kernels compute the same bits as over the whole parameter.
 CUT = 4096
 
+# The least that a buffer holds: a cut of any dtype with three states, its values and its gradient.
+LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
+
 
 def page_up(count):
     return -(-count // PAGE) * PAGE
@@ -179,17 +182,16 @@ class SubGroup:
 class Plan:
     """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
 
-    def __init__(self, buffer_bytes, element_bytes, whole):
+    def __init__(self, buffer_bytes, whole):
         self.buffer_bytes = buffer_bytes
-        # (group, param) -> (bytes of states, bytes in the buffers), each of an element
-        self.element_bytes = element_bytes
         self.whole = whole
         self.largest = 0  # bytes of the largest sub-group
         self.groups = []
         self._filled = 0
 
-    def add(self, group, param, master, home=None):
-        """Adds a parameter, cut as it is cut on the drive if its values are there."""
+    def add(self, group, param, master, element_bytes, home=None):
+        """Adds a parameter, cut as it is cut on the drive if its values are there. An element takes
+        `element_bytes`: (bytes of states, bytes in the buffers)."""
         values = local(param)
         if home is None:
             check_dense(values)
@@ -199,7 +201,7 @@ class Plan:
         count = values.numel()
         if count == 0:
             return []
-        state_bytes, bytes_each = self.element_bytes(group, param)
+        state_bytes, bytes_each = element_bytes
         if self.whole:
             cuts = [(0, count)]
         elif home is not None:

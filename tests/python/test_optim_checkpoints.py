@@ -187,6 +187,29 @@ def test_a_tensor_lr_is_not_shared_with_what_was_loaded(tmp_path):
     assert all(o.param_groups[0]["lr"].item() == pytest.approx(0.15) for o in optimizers)
 
 
+@pytest.mark.parametrize("buffer_bytes", [1, MiB])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_checkpoint_with_amsgrad_fits_buffers_for_less(tmp_path, buffer_bytes, dtype):
+    mine = [torch.nn.Parameter(torch.randn(size, dtype=dtype)) for size in (300_000, 100)]
+    theirs = copies(mine)
+    reference = torch.optim.AdamW(theirs, amsgrad=True, fused=True)
+    ours = tensorferry.optim.AdamW(
+        mine, nvme_path=tmp_path, buffer_count=1, buffer_bytes=buffer_bytes
+    )
+    give_gradients(0, theirs)
+    reference.step()
+    with torch.no_grad():
+        for one, other in zip(mine, theirs):
+            one.copy_(other)
+    ours.load_state_dict(reference.state_dict())
+    for step in range(1, 4):
+        give_gradients(step, mine, theirs)
+        ours.step()
+        reference.step()
+        assert_same(mine, theirs, f"after step {step}")
+    assert_same_states(ours.state_dict(), reference.state_dict())
+
+
 def test_what_does_not_fit_is_refused_and_nothing_has_changed(tmp_path):
     mine, theirs = parameters(), parameters()
     ours, reference = adamw(mine, tmp_path), torch.optim.AdamW(theirs, fused=True)
