@@ -45,8 +45,9 @@ class Home:
 
     @property
     def version(self):
-        """How often autograd has seen the parameter change."""
-        return None if self.param is None else self.param._version
+        """How often autograd has seen the parameter change; None where it does not look."""
+        param = self.param
+        return None if param is None or param.is_inference() else param._version
 
     @property
     def param(self):
@@ -130,8 +131,8 @@ class Home:
         """Starts to write them. Returns operations."""
         end = self.numel if end is None else end
         pieces = list(self._pieces(begin, end))
-        if (param := self.param) is not None:
-            torch.autograd.graph.increment_version(param)
+        if self.version is not None:
+            torch.autograd.graph.increment_version(self.param)
         if (memory := self.unit.settled_memory()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]

@@ -262,6 +262,21 @@ def test_a_frozen_model_passes_gradients_on(tmp_path):
         same(x.grad, y.grad)
 
 
+def test_a_model_that_was_made_in_inference_mode_infers(tmp_path):
+    with torch.inference_mode():
+        model, other = make("mlp"), make("mlp")
+        x = torch.randn(3, WIDTH)
+    with offloaded(model, tmp_path) as weights:
+        for _ in range(3):
+            with torch.inference_mode():
+                same(model(x), other(x))
+        with torch.inference_mode(), weights.gather(modify=True):
+            model[0].weight.mul_(2)
+        with torch.inference_mode():
+            other[0].weight.mul_(2)
+            same(model(x), other(x))
+
+
 def test_what_forward_changes_of_its_weights_is_kept(tmp_path):
     """nn.Embedding(max_norm=...) scales rows of its weight when they are used."""
 
