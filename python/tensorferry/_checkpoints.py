@@ -186,13 +186,15 @@ def _as_stepped(shard, name, value):
     """A state, whole as in a file, as the step wants it: in the dtype that torch would give it, and
     of a parameter that is cut only what this shard has."""
     dtype = value.dtype
+    device = None
     if name == "step":
-        dtype = torch.float32 if shard.group.get("fused") else dtype
+        if shard.group.get("fused"):
+            dtype, device = torch.float32, local(shard.param).device
     elif shard.param.is_floating_point():
         dtype = shard.dtype
     if not _is_small(shard, name, value) and not shard.whole:
         value = flat_as(value, shard.stride)[shard.begin : shard.end]
-    return value.to(dtype)
+    return value.to(device=device, dtype=dtype)
 
 
 def _like(tensor, param):

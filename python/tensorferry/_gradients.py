@@ -114,7 +114,7 @@ class GradientStore:
             if param in self._norms and param not in self._zeroed:
                 self._warn_of_old_gradients(param)
                 for shard in shards:
-                    whole[shard.begin : shard.end].add_(self._fetch(shard))
+                    whole[shard.begin : shard.end].add_(self._fetch(shard).to(whole.device))
             self._scales.pop(param, None)
             self._zeroed.discard(param)
             self._norms[param] = norm_of(whole)
@@ -204,7 +204,9 @@ class GradientStore:
     def _norm(self, param, norm_type):
         if norm_type == 2.0 and param not in self._scales:
             return self._norms[param]
-        gradient = torch.empty(local(param).numel(), dtype=param.dtype)
+        gradient = torch.empty(
+            local(param).numel(), dtype=param.dtype, device=local(param).device
+        )
         for shard in self._optimizer()._shards[param]:
             gradient[shard.begin : shard.end] = self._fetch(shard)
         return norm_of(gradient, norm_type)

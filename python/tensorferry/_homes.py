@@ -29,6 +29,7 @@ class Home:
         self.space = space
         self.unit = unit
         self.dtype = param.dtype
+        self.device = unit.residency.device
         self.size = param.size()
         self.stride = param.stride()
         self.numel = param.numel()
@@ -38,7 +39,7 @@ class Home:
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
-        self._nothing = torch.zeros((), dtype=self.dtype)
+        self._nothing = torch.zeros((), dtype=self.dtype, device=self.device)
         self._forget_values()
         self.absent = self._nothing.expand(self.size)
         _homes[param] = self
@@ -61,9 +62,7 @@ class Home:
         if param is None:
             return
         self._check_kind(param)
-        value = self._nothing.item()
-        is_nothing = value != value if self._has_nan else value == 0
-        if not is_nothing or param.data_ptr() != self.absent.data_ptr():
+        if not self._is_nothing() or param.data_ptr() != self.absent.data_ptr():
             self._forget_values()
             self.show(self.absent)
             raise RuntimeError(
@@ -71,8 +70,15 @@ class Home:
                 "those are lost; change weights inside `with weights.gather(module, modify=True)`"
             )
 
+    def _is_nothing(self):
+        if self.device.type != "cpu":  # to look would be to wait for the GPU
+            return True
+        value = self._nothing.item()
+        return value != value if self._has_nan else value == 0
+
     def _check_kind(self, param):
-        if param.dtype != self.dtype or param.device.type != "cpu" or param.size() != self.size:
+        same = param.dtype == self.dtype and param.size() == self.size
+        if not same or param.device != self.device:
             raise RuntimeError(
                 f"a parameter whose values are on NVMe as {self.dtype} of {tuple(self.size)} has "
                 f"become {param.dtype} of {tuple(param.size())} on {param.device}: convert a model "

@@ -10,6 +10,7 @@ from . import _gradients, _homes
 from ._checkpoints import Checkpoints
 from ._heap import note_freed
 from ._masters import HALF
+from ._rooms import GpuRoom
 from ._subgroups import LEAST_BYTES, Plan, letting_go, local, open_space, page_up
 from ._tracing import span
 
@@ -98,6 +99,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._shards = {}  # param -> its shards
         self._amsgrad = []  # of each group, when it was cut
         self._groups = self._plan.groups
+        self._gpu_rooms = {}  # device -> the room for what is stepped there
         super().__init__(optimizer.param_groups, optimizer.defaults)
         room = max(buffer_bytes, self._plan.largest, LEAST_BYTES)
         if room > buffer_bytes:
@@ -107,7 +109,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 buffer_bytes,
                 room,
             )
-        self._space = open_space(nvme_path, buffer_count * page_up(room), **handle_options)
+        self._buffers_bytes = buffer_count * page_up(room)
+        on_gpu = all(group.device.type != "cpu" for group in self._groups) and self._groups
+        # What is stepped on a GPU has its buffers there.
+        memory = page_up(room) if on_gpu else self._buffers_bytes
+        self._space = open_space(nvme_path, memory, **handle_options)
         try:
             if not fast_init:
                 self._space.reserve(2 * sum(group.spare_bytes for group in self._groups))
@@ -298,24 +304,43 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 size = page_up(shard.numel * max(shard.dtype.itemsize, shard.param.dtype.itemsize))
                 gradients[shard] = slice(end, end + size)
                 end += size
-        try:
-            buffer = self._space.take(end, None if wait else 0)
-        except TimeoutError:
+        memory = self._take(group.device, end, wait)
+        if memory is None:
             return None
-        memory = torch.frombuffer(buffer, dtype=torch.uint8)
         load = _Load(group, memory[:record], active)
-        if group.slots:
-            load.operations.append(self._space.get(group.key, memory[: group.record_bytes]))
-        for shard, room in homes.items():
-            load.homes[shard] = memory[room]
-            if not (shard.master and shard in known):
-                home = _homes.home_of(shard.param)
-                load.operations += home.read(memory[room], shard.begin, shard.end)
-        for shard, room in gradients.items():
-            load.gradients[shard] = memory[room]
-            if self._is_stored(shard):
-                load.operations.append(self._gradients.read(shard, memory[room]))
+        with self._reading(group.device):
+            if group.slots:
+                load.operations.append(self._space.get(group.key, memory[: group.record_bytes]))
+            for shard, room in homes.items():
+                load.homes[shard] = memory[room]
+                if not (shard.master and shard in known):
+                    home = _homes.home_of(shard.param)
+                    load.operations += home.read(memory[room], shard.begin, shard.end)
+            for shard, room in gradients.items():
+                load.gradients[shard] = memory[room]
+                if self._is_stored(shard):
+                    load.operations.append(self._gradients.read(shard, memory[room]))
         return load
+
+    def _take(self, device, nbytes, wait):
+        """Room in the buffers, or on the GPU that steps. None where there is none and it is not to
+        wait."""
+        if device.type == "cpu":
+            try:
+                buffer = self._space.take(nbytes, None if wait else 0)
+            except TimeoutError:
+                return None
+            return torch.frombuffer(buffer, dtype=torch.uint8)
+        if device not in self._gpu_rooms:
+            self._gpu_rooms[device] = GpuRoom(device, self._buffers_bytes)
+        room = self._gpu_rooms[device]
+        while (memory := room.take(nbytes)) is None and wait:
+            self._writes.pop(0).wait()
+        return memory
+
+    def _reading(self, device):
+        room = self._gpu_rooms.get(device)
+        return contextlib.nullcontext() if room is None else room.reading()
 
     def _is_stored(self, shard):
         return self._gradients is not None and shard.param.grad is None
@@ -358,7 +383,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             tensor.grad = self._gradient(load, shard)
             state[tensor] = {**shard.small, **slots}
             if first:
-                state[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32)
+                device = tensor.device if shard.group.get("fused") else None
+                state[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
             own = groups.setdefault(id(shard.group), {**shard.group, "params": []})
             own["params"].append(tensor)
             stepped[shard] = (tensor, None)
@@ -436,7 +462,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         begin = memory.data_ptr()
         end = begin + memory.numel()
         if size > memory.numel():
-            memory = torch.empty(size, dtype=torch.uint8)
+            memory = torch.empty(size, dtype=torch.uint8, device=memory.device)
         for slot in slots:  # what moves within the buffer may be in the way of others
             source = states[slot.shard][slot.name]
             moves = source.data_ptr() != memory.data_ptr() + slot.offset
@@ -562,10 +588,10 @@ def _check(optimizer):
             if group.get(name):
                 raise ValueError(f"{name}=True does not go with states on NVMe")
         for param in group["params"]:
-            if local(param).device.type != "cpu":
+            if local(param).device.type not in ("cpu", "cuda"):
                 raise ValueError(
-                    f"a parameter is on {param.device}: parameters on the CPU can be stepped with "
-                    "states on NVMe"
+                    f"a parameter is on {param.device}: parameters on the CPU or on a GPU of CUDA "
+                    "can be stepped with states on NVMe"
                 )
 
 

@@ -1,6 +1,7 @@
 """Which weights are in memory: those in use, those that come next, others while there is room."""
 
 import bisect
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -63,11 +64,12 @@ class Unit:
     def begin(self, memory):
         """Starts to bring it into memory."""
         self.hold(memory)
-        for home in self.homes:
-            # Not through home.read(): the memory it would find is the one to be filled.
-            for key, at, nbytes in home._pieces(0, home.numel):
-                at += home.offset
-                self.operations.append(home.space.get(key, memory[at : at + nbytes]))
+        with self.residency.reading():
+            for home in self.homes:
+                # Not through home.read(): the memory it would find is the one to be filled.
+                for key, at, nbytes in home._pieces(0, home.numel):
+                    at += home.offset
+                    self.operations.append(home.space.get(key, memory[at : at + nbytes]))
 
     def hold(self, memory):
         self.memory = memory
@@ -184,8 +186,11 @@ class Residency:
     """Decides which units are in memory. What is not in use gives way to what is needed sooner, by
     the order of the last pass."""
 
-    def __init__(self, space):
+    def __init__(self, space, room=None):
+        """`room` is the GpuRoom for the weights, where they are on a GPU."""
         self.space = space
+        self.room = room
+        self.device = torch.device("cpu") if room is None else room.device
         self.units = []
         self.by_storage = {}  # first address of its memory -> unit
         self._writes = []
@@ -194,7 +199,8 @@ class Residency:
         self._positions = {}  # unit -> where it is in that order
         self._now = 0
         self._trace = []  # of this pass
-        self._window_bytes = min(max(space.stats()["buffer_bytes"] // 4, 1 << 20), 256 << 20)
+        memory = space.stats()["buffer_bytes"] if room is None else room.nbytes
+        self._window_bytes = min(max(memory // 4, 1 << 20), 256 << 20)
         self._misses = 0
         self._hits = 0
         self._overflows = 0
@@ -233,6 +239,9 @@ class Residency:
 
     # --- memory ---
 
+    def reading(self):
+        return contextlib.nullcontext() if self.room is None else self.room.reading()
+
     def take(self, unit, sooner_than=None):
         """Memory for a unit. With `sooner_than` only room of what is needed later than that many
         steps ahead is taken, and None comes back where there is not enough."""
@@ -251,6 +260,8 @@ class Residency:
             return self._take_more(unit)
 
     def _take_free(self, nbytes):
+        if self.room is not None:
+            return self.room.take(nbytes)
         try:
             buffer = self.space.take(nbytes, 0)
         except TimeoutError:
@@ -275,13 +286,13 @@ class Residency:
                 return memory
         if self._overflows == 0:
             _log.warning(
-                "weights in use at once need more than max_cpu_bytes: %d bytes more are taken",
+                "weights in use at once need more than was agreed on: %d bytes more are taken",
                 unit.nbytes,
             )
         self._overflows += 1
         unit.beyond = True
         with torch.inference_mode(False):
-            return torch.empty(unit.nbytes, dtype=torch.uint8)
+            return torch.empty(unit.nbytes, dtype=torch.uint8, device=self.device)
 
     def _bring(self, unit):
         self._record(unit)
@@ -340,7 +351,7 @@ class Residency:
         """Where a weight is, or a view of one; None for other tensors."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if tensor.device != self.device or tensor.layout != torch.strided:
             return None
         unit = self.by_storage.get(tensor.untyped_storage().data_ptr())
         if unit is None:
@@ -386,6 +397,9 @@ class Residency:
     # --- writes ---
 
     def note_writes(self, writes):
+        for operation in self._writes:
+            if operation.done() and operation.exception() is None:
+                operation.wait()  # lets go of its memory
         self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
         self._writes += writes
 

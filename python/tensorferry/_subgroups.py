@@ -156,8 +156,9 @@ class Shard:
 class SubGroup:
     """Shards that are stepped together. Their states are one record on the drive."""
 
-    def __init__(self, number):
+    def __init__(self, number, device):
         self.key = f"states/{number}"
+        self.device = device  # of its parameters
         self.shards = []
         self.slots = []  # none: it has no states yet
         self.spare_bytes = 0  # what a first record may need
@@ -213,8 +214,9 @@ class Plan:
         for begin, end in cuts:
             shard = Shard(param, group, size, stride, begin, end, self.whole, master)
             nbytes = (end - begin) * bytes_each + HELD_PAGES
-            if not self.groups or self._filled + nbytes > self.buffer_bytes:
-                self.groups.append(SubGroup(len(self.groups)))
+            full = self._filled + nbytes > self.buffer_bytes
+            if not self.groups or full or self.groups[-1].device != values.device:
+                self.groups.append(SubGroup(len(self.groups), values.device))
                 self._filled = 0
             self.groups[-1].shards.append(shard)
             self.groups[-1].spare_bytes += (end - begin) * state_bytes + STATE_PAGES

@@ -22,7 +22,8 @@ from ._heap import map_large_blocks
 from ._homes import Home, home_of
 from ._offloaded import Offloaded
 from ._residency import Residency, Unit
-from ._subgroups import check_dense, open_space, page_up
+from ._rooms import GpuRoom
+from ._subgroups import PAGE, check_dense, open_space, page_up
 
 __all__ = ["OffloadedParameters", "parameters"]
 
@@ -35,6 +36,8 @@ def parameters(
     nvme_path,
     max_cpu_bytes=1 << 30,
     *,
+    max_gpu_bytes=None,
+    device=None,
     keep_bytes=64 << 10,
     units=(),
     initialize=None,
@@ -53,6 +56,10 @@ def parameters(
 
     A model larger than memory is made with torch.device("meta"): its weights are then made here,
     one module at a time, by `initialize(module)`, or by the module's reset_parameters().
+
+    Weights on a GPU come there straight from the drive, `max_gpu_bytes` of them at a time (as many
+    as `max_cpu_bytes`, if it is not said). `device` is where the weights are used, if not where
+    they are now.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
@@ -60,9 +67,30 @@ def parameters(
         raise TypeError(f"max_cpu_bytes is {max_cpu_bytes!r}: a number of bytes is wanted")
     if max_cpu_bytes < 1:
         raise ValueError(f"max_cpu_bytes is {max_cpu_bytes}: it must be at least 1")
+    device = _device_of(model) if device is None else _with_index(torch.device(device))
+    most = max_cpu_bytes
+    if device.type != "cpu" and max_gpu_bytes is not None:
+        most = max_gpu_bytes
     return OffloadedParameters(
-        model, nvme_path, max_cpu_bytes, keep_bytes, tuple(units), initialize, handle_options
+        model, nvme_path, device, most, keep_bytes, tuple(units), initialize, handle_options
     )
+
+
+def _with_index(device):
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"weights are used on the CPU or on a GPU of CUDA, not on {device}")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _device_of(model):
+    """Where its weights are; the CPU for those that have no values yet."""
+    devices = {param.device for param in model.parameters()} - {torch.device("meta")}
+    if len(devices) > 1:
+        named = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"the weights are on {named}: say with device=... where to use them")
+    return _with_index(devices.pop()) if devices else torch.device("cpu")
 
 
 class _OnDrive:
@@ -89,7 +117,7 @@ class OffloadedParameters(_OnDrive):
     """What offload.parameters() has made of a model. Lives as long as that or until close()."""
 
     def __init__(
-        self, model, nvme_path, max_cpu_bytes, keep_bytes, unit_classes, initialize, handle_options
+        self, model, nvme_path, device, max_bytes, keep_bytes, classes, initialize, handle_options
     ):
         _check(model)
         map_large_blocks()
@@ -97,13 +125,18 @@ class OffloadedParameters(_OnDrive):
         self._hooks = []
         self._frames = threading.local()
         self._initialize = initialize
-        self._modules = list(_unit_modules(model, _ONE_UNIT + unit_classes, set()))
-        kept = _smallest(model, keep_bytes, max_cpu_bytes // 16)
+        self._modules = list(_unit_modules(model, _ONE_UNIT + classes, set()))
+        kept = _smallest(model, keep_bytes, max_bytes // 16)
         owners = _owners(self._modules, kept)
         sizes = [sum(page_up(p.nbytes) for p in params) for params in owners.values()]
-        room = min(sum(sizes), max(max_cpu_bytes, max(sizes, default=0)))
-        self._space = open_space(nvme_path, page_up(room), **handle_options)
-        self._residency = Residency(self._space)
+        room = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
+        self._device = device
+        on_cpu = device.type == "cpu"
+        self._space = open_space(nvme_path, page_up(room) if on_cpu else PAGE, **handle_options)
+        self._residency = Residency(self._space, None if on_cpu else GpuRoom(device, room))
+        for param in kept:
+            if param.device.type != "meta":
+                param.data = param.data.to(device)
         self._needs = self._bring_out(owners)
         for module, needed in self._needs.items():
             self._watch(module, needed)
@@ -117,7 +150,7 @@ class OffloadedParameters(_OnDrive):
         units = {}  # param -> unit
         needs = {self._model: []}
         for number, (module, subtree) in enumerate(self._modules):
-            fresh = [part for part in subtree if _materialise(part, made)]
+            fresh = [part for part in subtree if _materialise(part, made, self._device)]
             unit = Unit(self._residency) if owners[module] else None
             for index, param in enumerate(made.get(param, param) for param in owners[module]):
                 unit.add(Home(param, f"{number}.{index}", self._space, unit))
@@ -189,7 +222,7 @@ class OffloadedParameters(_OnDrive):
             self._use(unit, frame)
         if torch.is_grad_enabled():
             self._save_places(frame)
-        elif torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled():
+        elif torch.is_autocast_enabled(self._device.type) and torch.is_autocast_cache_enabled():
             # It would keep what it has made of all the weights until autocast ends.
             torch.set_autocast_cache_enabled(False)
             frame.callback(torch.set_autocast_cache_enabled, True)
@@ -282,8 +315,10 @@ def _check(model):
     for name, param in model.named_parameters():
         if home_of(param) is not None:
             raise ValueError(f"{name} is on NVMe already: the weights of a model go there once")
-        if param.device.type not in ("cpu", "meta"):
-            raise ValueError(f"{name} is on {param.device}: weights on the CPU can go to NVMe")
+        if param.device.type not in ("cpu", "cuda", "meta"):
+            raise ValueError(
+                f"{name} is on {param.device}: weights on the CPU or on a GPU of CUDA can go to NVMe"
+            )
         if param.layout != torch.strided:
             raise ValueError(f"{name} is {param.layout}: only dense weights can go to NVMe")
         check_dense(param)
@@ -356,7 +391,7 @@ def _without_parameters(output):
     return output
 
 
-def _materialise(part, made):
+def _materialise(part, made, device):
     """Makes what a module has itself on the meta device. Was there anything?"""
     fresh = False
     for name, param in list(part._parameters.items()):
@@ -364,13 +399,13 @@ def _materialise(part, made):
             continue
         if param not in made:
             made[param] = torch.nn.Parameter(
-                torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad
+                torch.empty_like(param, device=device), requires_grad=param.requires_grad
             )
             fresh = True
         setattr(part, name, made[param])  # recurrent networks note it
     for name, buffer in part._buffers.items():
         if buffer is not None and buffer.device.type == "meta":
-            part._buffers[name] = torch.empty_like(buffer, device="cpu")
+            part._buffers[name] = torch.empty_like(buffer, device=device)
             fresh = True
     return fresh
 
