@@ -75,7 +75,9 @@ LatencyFile::LatencyFile(const LatencyOptions& options, std::uint64_t tensor_byt
       file_(File::open(path, Access::read_write)),
       memory_(options.memory, tensor_bytes, options.seed),
       handle_(with_slots(options.handle)) {
-  extend(file_, file_bytes(options, tensor_bytes), options.seed, options.handle.engine);
+  const EngineKind engine = options.handle.engine;
+  extend(file_, file_bytes(options, tensor_bytes), options.seed, engine);
+  memory_.load_from(path);
 }
 
 LatencyFile::~LatencyFile() { unlink(path_.c_str()); }

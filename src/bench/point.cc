@@ -92,7 +92,8 @@ PointResult run_point(const Point& point, Direction direction, const std::string
   } else {
     fill_up(path, bytes, point.engine);
   }
-  const Memory memory(MemoryKind::pinned, std::min(bytes, memory_bytes_max), data_seed);
+  Memory memory(point.memory, std::min(bytes, memory_bytes_max), data_seed);
+  memory.load_from(path);
   Handle handle(to_options(point));
   const Operation first = move_all(handle, direction, memory.bytes(), File::open(path, access),
                                    std::min(bytes, warm_up_bytes));

@@ -18,6 +18,7 @@ struct Point {
   unsigned workers = 1;
   Submit submit = Submit::batch;
   EngineKind engine = EngineKind::automatic;
+  MemoryKind memory = MemoryKind::pinned;
 };
 
 [[nodiscard]] HandleOptions to_options(const Point& point);
@@ -37,9 +38,9 @@ struct PointResult {
   bool direct = false;
 };
 
-// Moves `bytes` between page-locked memory and the file, `loops` times. A file to be written is
-// filled up first, one to be read must be long enough. Before the clock starts the rings are
-// opened and the memory is registered. Throws Error and Interrupted.
+// Moves `bytes` between memory of the point's kind and the file, `loops` times. A file to be
+// written is filled up first, one to be read must be long enough. Before the clock starts the rings
+// are opened and the memory is registered. Throws Error and Interrupted.
 [[nodiscard]] PointResult run_point(const Point& point, Direction direction,
                                     const std::string& path, std::uint64_t bytes, unsigned loops);
 

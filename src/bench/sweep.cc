@@ -211,6 +211,7 @@ std::vector<std::string> command_of(const Job& job, const SweepOptions& options,
                                  "--io_parallel",
                                  std::to_string(point.workers)};
   if (point.overlap == Overlap::on) words.emplace_back("--overlap_events");
+  if (options.memory == MemoryKind::gpu) words.emplace_back("--gpu");
   if (point.submit == Submit::single) words.emplace_back("--single_submit");
   words.emplace_back("--engine");
   words.emplace_back(to_string(point.engine));

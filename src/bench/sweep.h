@@ -37,6 +37,7 @@ struct Space {
 struct SweepOptions {
   std::vector<std::string> directories;
   std::vector<EngineKind> engines{EngineKind::automatic};
+  MemoryKind memory = MemoryKind::pinned;
   Space space;
   std::uint64_t io_bytes = 400 * MiB;
   unsigned loops = 1;

@@ -34,7 +34,15 @@ std::string_view to_string(Direction direction) noexcept {
 }
 
 std::string_view to_string(MemoryKind kind) noexcept {
-  return kind == MemoryKind::pinned ? "pinned" : "pageable";
+  switch (kind) {
+    case MemoryKind::pinned:
+      return "pinned";
+    case MemoryKind::pageable:
+      return "pageable";
+    case MemoryKind::gpu:
+      break;
+  }
+  return "gpu";
 }
 
 Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
@@ -42,6 +50,11 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
     pinned_.emplace(bytes);
     bytes_ = pinned_->bytes();
     lock_problem_ = pinned_->locked() ? "" : pinned_->lock_reason();
+  } else if (kind == MemoryKind::gpu) {
+    gpu_.emplace(bytes);
+    bytes_ = gpu_->bytes();
+    lock_problem_ = "memory of a GPU was asked for";
+    return;
   } else {
     // The first place that torch could give but O_DIRECT does not take.
     pageable_.resize(bytes + page_bytes);
@@ -50,6 +63,18 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
     bytes_ = std::span(pageable_).subspan(skip, bytes);
   }
   fill(bytes_, seed);
+}
+
+void Memory::load_from(const std::string& path) {
+  if (!gpu_) return;
+  Handle handle;
+  const File file = File::open(path, Access::read);
+  const std::uint64_t there = file.size();
+  for (std::size_t at = 0; at < bytes_.size() && there > 0;) {
+    const std::size_t length = std::min<std::uint64_t>(bytes_.size() - at, there);
+    finish(handle.read(bytes_.subspan(at, length), file));
+    at += length;
+  }
 }
 
 std::optional<Error> try_engine(EngineKind engine) {

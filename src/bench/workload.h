@@ -14,6 +14,7 @@
 
 #include "tensorferry/error.h"
 #include "tensorferry/file.h"
+#include "tensorferry/gpu.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
 
@@ -31,14 +32,18 @@ using Clock = std::chrono::steady_clock;
 enum class Direction : std::uint8_t { read, write };
 [[nodiscard]] std::string_view to_string(Direction direction) noexcept;
 
-// Page-locked; or as torch allocates it: touched, and on a multiple of 64 bytes.
-enum class MemoryKind : std::uint8_t { pinned, pageable };
+// Page-locked; as torch allocates it: touched, and on a multiple of 64 bytes; or of the first GPU.
+enum class MemoryKind : std::uint8_t { pinned, pageable, gpu };
 [[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
 
-// Memory of a kind, filled with random bytes.
+// Memory of a kind, filled with random bytes; a GPU's gets its own by load_from().
 class Memory {
  public:
+  // Throws Error (ENODEV, ENOMEM) for a GPU that cannot be had.
   Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed);
+
+  // Fills memory of a GPU with what is in a file of random bytes. Other memory stays as it is.
+  void load_from(const std::string& path);
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
@@ -48,6 +53,7 @@ class Memory {
  private:
   std::string lock_problem_ = "ordinary memory was asked for";
   std::optional<PinnedBuffer> pinned_;
+  std::optional<GpuBuffer> gpu_;
   std::vector<std::byte> pageable_;
   std::span<std::byte> bytes_;
 };

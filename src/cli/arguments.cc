@@ -129,10 +129,10 @@ CLI::Option* add_engine(CLI::App& app, EngineKind& engine) {
             } catch (const std::exception&) {
               throw CLI::ValidationError("--engine", text +
                                                          " is not an engine: choose auto, "
-                                                         "io_uring, libaio or threads");
+                                                         "io_uring, libaio, threads or gds");
             }
           },
-          "how bytes move: auto, io_uring, libaio or threads")
+          "how bytes move: auto, io_uring, libaio, threads, or gds for GPUs")
       ->type_name("NAME")
       ->default_str(std::string(to_string(engine)));
 }

@@ -224,6 +224,11 @@ Command add_bench(CLI::App& program) {
          "--pageable", [&latency] { latency.memory = bench::MemoryKind::pageable; },
          "ordinary tensors")
       ->excludes("--pinned");
+  app->add_flag_callback(
+         "--gpu", [&latency] { latency.memory = bench::MemoryKind::gpu; },
+         "tensors of the first GPU; by GPUDirect Storage with --engine gds")
+      ->excludes("--pinned")
+      ->excludes("--pageable");
   app->add_option("--seed", latency.seed, "for the data in the tensors")
       ->type_name("N")
       ->capture_default_str();

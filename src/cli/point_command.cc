@@ -42,6 +42,7 @@ void print_configuration(const Options& options, Direction direction, const std:
   fmt::print("  io_size = {}\n  loops = {}\n", options.io_bytes, options.loops);
   fmt::print("  block_size = {}\n  queue_depth = {}\n  io_parallel = {}\n", point.block_bytes,
              point.queue_depth, point.workers);
+  if (point.memory == bench::MemoryKind::gpu) fmt::print("  gpu = true\n");
   fmt::print("  single_submit = {}\n  overlap_events = {}\n", point.submit == Submit::single,
              point.overlap == Overlap::on);
 }
@@ -116,6 +117,8 @@ Command add_point(CLI::App& program) {
       "--single-submit", [&point] { point.submit = Submit::single; },
       "one system call per request");
   add_engine(*app, point.engine);
+  app->add_flag_callback(
+      "--gpu", [&point] { point.memory = bench::MemoryKind::gpu; }, "a tensor of the first GPU");
   app->add_option("--json", options->json, "write the seconds of each loop")->type_name("FILE");
   return {app, [options] { return run(*options); }};
 }

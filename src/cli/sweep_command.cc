@@ -70,15 +70,15 @@ std::string drop_text(bench::CacheDrop drop) {
 
 // The sweep as asked for, with files read and engines known.
 bench::SweepOptions complete(const Options& options) {
-  if (options.gpu || options.gds) {
-    throw Error({.operation = "sweep",
-                 .path = {},
-                 .offset = {},
-                 .length = {},
-                 .code = EOPNOTSUPP,
-                 .hint = "--gpu and --gds need GPU tensors, which this version does not move"});
-  }
   bench::SweepOptions sweep = options.sweep;
+  if (options.gpu || options.gds) {
+    (void)bench::Memory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
+    sweep.memory = bench::MemoryKind::gpu;
+  }
+  if (options.gds) {
+    sweep.engines = {EngineKind::gds};
+    if (const auto refused = bench::try_engine(EngineKind::gds)) throw Error(*refused);
+  }
   if (!options.space_file.empty()) {
     sweep.space = bench::parse_space(bench::read_json(options.space_file));
     if (!sweep.space.engines.empty()) sweep.engines = sweep.space.engines;
@@ -106,6 +106,7 @@ bench::SweepOptions complete(const Options& options) {
 Json settings_of(const bench::SweepOptions& sweep, bench::CacheDrop drop) {
   Json settings = {{"directories", Json::array()},
                    {"engines", Json::array()},
+                   {"memory", to_string(sweep.memory)},
                    {"io_bytes", sweep.io_bytes},
                    {"loops", sweep.loops},
                    {"directions", Json::array()},
@@ -368,8 +369,9 @@ Command add_sweep(CLI::App& program) {
       ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}).description(""))
       ->type_name("NAME");
   app->add_flag("--restart", options->restart, "forget what an interrupted sweep has done");
-  app->add_flag("--gpu", options->gpu, "GPU tensors");
-  app->add_flag("--gds", options->gds, "GPU tensors by GPUDirect Storage");
+  app->add_flag("--gpu", options->gpu, "tensors of the first GPU");
+  app->add_flag("--gds", options->gds, "the same by GPUDirect Storage (the engine gds)")
+      ->excludes("--engine");
   app->add_option("--json", options->json, "write the results there too")->type_name("FILE");
   return {app, [options] { return run(*options); }};
 }

@@ -179,5 +179,7 @@ def test_no_space_for_the_io_size_is_said_before_the_start(ferry, space):
 
 
 @pytest.mark.parametrize("flag", ["--gpu", "--gds"])
-def test_gpu_tensors_are_refused_for_now(ferry, space, flag):
-    assert "GPU" in ferry("sweep", *space, flag, code=1).stderr
+def test_without_a_gpu_its_tensors_are_refused_before_the_first_point(ferry, space, flag):
+    done = ferry("sweep", *space, flag, code=1)
+    assert "libcuda.so.1" in done.stderr and "NVIDIA driver" in done.stderr
+    assert not done.stdout
