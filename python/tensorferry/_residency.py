@@ -125,8 +125,10 @@ class Unit:
     def bring_out(self):
         """And from there to the drive."""
         self.users = 0
-        self.write_back()
-        self.take_away()
+        try:
+            self.write_back()
+        finally:
+            self.take_away()
 
     def write_back(self):
         writes = []

@@ -134,10 +134,15 @@ class OffloadedParameters(_OnDrive):
         on_cpu = device.type == "cpu"
         self._space = open_space(nvme_path, page_up(room) if on_cpu else PAGE, **handle_options)
         self._residency = Residency(self._space, None if on_cpu else GpuRoom(device, room))
+        on_meta = any(param.device.type == "meta" for param in model.parameters())
+        try:
+            self._needs = self._bring_out(owners)
+        except BaseException as error:
+            self._put_back(error, restore=not on_meta)  # what never was in memory may not fit
+            raise
         for param in kept:
             if param.device.type != "meta":
                 param.data = param.data.to(device)
-        self._needs = self._bring_out(owners)
         for module, needed in self._needs.items():
             self._watch(module, needed)
         _refuse_other_optimizers()
@@ -167,6 +172,19 @@ class OffloadedParameters(_OnDrive):
                 needs[module] = needed
         self._residency.settle()
         return needs
+
+    def _put_back(self, error, restore):
+        """When not all could be brought out: what has gone comes back."""
+        # First what is in memory: it may be nowhere else, and must not give way to the others.
+        for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
+            unit.writes = []  # one of them may be what has failed
+            try:
+                unit.end(restore)
+            except OSError:
+                unit.end(restore=False)
+                error.add_note("some weights could not be read back: load the model anew")
+        with contextlib.suppress(OSError):
+            self._space.close()
 
     def _start(self, subtree, fresh, units):
         """Gives fresh modules the values they start with."""

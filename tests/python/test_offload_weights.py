@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import tensorferry.offload
+from drives import loop_mount
 from offload_models import MODELS, WIDTH, OwnWeights, Tied, adamw, limit_of, make
 from offload_models import nothing_is_in_use, offloaded, same, train
 
@@ -210,6 +211,20 @@ def test_an_optimizer_goes_on_after_the_weights_came_back(tmp_path):
             same(train(model, 3, data, optimizer)[0], train(other, 3, data, fused)[0])
             if restore:
                 weights.close(restore=True)
+
+
+@pytest.mark.parametrize("limit", [5 << 20, 1 << 30])
+def test_a_model_that_the_drive_has_no_room_for_keeps_its_weights(tmp_path, limit):
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(10)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with loop_mount(tmp_path, size="24M") as point:
+        with pytest.raises(OSError, match="needed"):
+            tensorferry.offload.parameters(model, point, limit)
+        gc.collect()
+    same_state(model.state_dict(), before)
+    with offloaded(model, tmp_path):
+        same_state(model.state_dict(), before)
 
 
 def test_a_model_that_nobody_has_any_more_leaves_nothing(tmp_path):
