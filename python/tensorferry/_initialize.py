@@ -302,9 +302,9 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
-        # Gradients are not in a checkpoint: a batch that had begun begins anew.
+        if self._micro > 0:  # gradients are not in a checkpoint: the batch begins anew
+            self.optimizer.zero_grad()
         self._micro = self._backwards = 0
-        self.optimizer.zero_grad()
         self.skipped_steps = own.get("skipped_steps", 0)
         if self.scheduler is not None:
             self.scheduler._groups = self.param_groups
