@@ -5,6 +5,7 @@ Each row is a ratio of two ways, measured in turns on the same file:
 - a tensor of 1 GiB on the GPU against page-locked memory of the CPU, raw io_uring (raw_ring),
   NVIDIA's cuFile (torch.cuda.gds), torch.load().cuda() and torch.save(x.cpu());
 - the latency of small transfers against cuFile's;
+- a step of AdamW with states on the drive against the drive alone;
 - a file in memory (tmpfs) against the lesser of a page-locked copy over PCIe and pread from there
   by as many threads.
 Then a set of tensors, 20 GB in all, is read to the GPU: speed over time, memory, CPU time.
@@ -126,6 +127,35 @@ def large_rows(folder: Path, program: Path, pairs: int) -> None:
                 Target(3.0, True))  # fmt: skip
             saved.unlink()
     path.unlink()
+
+
+def step_row(folder: Path, program: Path, pairs: int) -> None:
+    """A step of AdamW whose states are on the drive, against the drive alone: the same bytes read
+    and written at the same time."""
+    params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda")) for _ in range(8)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    moved = 2 * 4 * sum(param.numel() for param in params)
+    files = {"read": folder / "read.bin", "write": folder / "write.bin"}
+    for path in files.values():
+        raw_ring(program, "write", path, moved)
+    with_states = folder / "states"
+    with_states.mkdir()
+    optimizer = tensorferry.optim.AdamW(params, 1e-3, nvme_path=with_states)
+    optimizer.step()
+
+    def ours():
+        return timed(lambda: (optimizer.step(), torch.cuda.synchronize()))
+
+    def drive():
+        with ThreadPoolExecutor(2) as pool:
+            return max(pool.map(lambda way: raw_ring(program, way, files[way], moved), files))
+
+    row("AdamW step, 200 M fp32 on the GPU / raw io_uring, reads and writes", ours, drive, pairs,
+        None)
+    optimizer.close()
+    for path in files.values():
+        path.unlink()
 
 
 def drop_cache(path: Path) -> None:
@@ -254,6 +284,7 @@ def main() -> int:
         folder = Path(name)
         large_rows(folder, options.raw_ring, options.pairs)
         small_rows(folder, options.pairs)
+        step_row(folder, options.raw_ring, max(options.pairs // 2, 3))
         set_of_tensors(folder, options.set_gb * GB)
     with contextlib.suppress(FileNotFoundError):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as name:

@@ -202,7 +202,7 @@ class Residency:
         self._now = 0
         self._trace = []  # of this pass
         memory = space.stats()["buffer_bytes"] if room is None else room.nbytes
-        self._window_bytes = min(max(memory // 4, 1 << 20), 256 << 20)
+        self._window_bytes = min(max(memory * 2 // 5, 1 << 20), 256 << 20)
         self._misses = 0
         self._hits = 0
         self._overflows = 0

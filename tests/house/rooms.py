@@ -66,6 +66,10 @@ TEST_ONLY = re.compile(r"^(gtest|gmock|benchmark)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 
+# Libraries that may not be there are loaded in one file each.
+LOADERS = {"os/cuda.cc", "engines/cufile.cc"}
+LOADING = re.compile(r"\bdl(?:m?open)\s*\(")
+
 # Printing, and ending the process.
 OUTSPOKEN = re.compile(
     r"\bstd::(?:cout|cerr|clog|print|println)\b"
@@ -199,6 +203,20 @@ def check_manners(root):
             match = OUTSPOKEN.search(line)
             if match and "static_assert" not in match.group():
                 found.append(f"{path.relative_to(root)}:{number}: {match.group()}")
+    return found
+
+
+def check_loading(root):
+    """Libraries that may not be there are loaded in one file each."""
+    src = root / "src"
+    found = []
+    for path in cpp_files(src):
+        name = path.relative_to(src).as_posix()
+        if is_test(path) or name in LOADERS or name.split("/")[0] in OUTSIDE:
+            continue
+        for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
+            if LOADING.search(line):
+                found.append(f"src/{name}:{number}: loads a library")
     return found
 
 

@@ -22,6 +22,11 @@ def test_the_library_never_prints_aborts_or_exits(root):
     assert not found, "\n".join(found)
 
 
+def test_libraries_are_loaded_in_one_file_each(root):
+    found = rooms.check_loading(root)
+    assert not found, "\n".join(found)
+
+
 def test_every_source_and_every_test_is_in_the_build(root):
     found = rooms.check_build(root)
     assert not found, "\n".join(found)
@@ -104,6 +109,12 @@ def test_a_planted_outcry_is_found(copy, line):
 )
 def test_quiet_code_is_not_mistaken_for_an_outcry(copy, line):
     assert planted(rooms.check_manners, copy, "src/os/system.cc", line) == []
+
+
+def test_a_planted_loading_is_found(copy):
+    line = 'auto* library = dlopen("libcuda.so.1", RTLD_NOW);'
+    assert len(planted(rooms.check_loading, copy, "src/handle/worker.cc", line)) == 1
+    assert planted(rooms.check_loading, copy, "src/os/cuda.cc", line) == []
 
 
 @pytest.mark.parametrize(
