@@ -134,8 +134,11 @@ wheel: ## A wheel for PYTHON=python3 in DIST=dist; from 3.12 on it serves all la
 
 gpu-wheels: ## What test-gpu and gpu-figures need, into build/carry; PYTHON is that of the GPU machine
 	@$(MAKE) wheel DIST=build/carry
-	@build/wheel-venv/bin/python -m pip --disable-pip-version-check download --quiet \
-		--only-binary :all: --dest build/carry pytest hypothesis
+	@build/wheel-venv/bin/python -m pip --disable-pip-version-check download --quiet --no-deps \
+		--only-binary :all: --dest build/carry -r scripts/requirements-gpu.txt
+	@$(SETUP) venv test
+	@$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
+		--wheel-dir build/carry deepspeed
 	@$(call build,release,,-t raw_ring)
 	@strip -o build/carry/raw_ring build/release/benchmarks/raw_ring
 	@ls build/carry

@@ -7,10 +7,10 @@ import math
 import torch
 
 from . import offload, optim
-from ._gradients import clip_scale, norm_of
 from ._config import Config, ConfigError, read
+from ._gradients import clip_scale, norm_of
+from ._kinds import ELEMENTWISE
 from ._masters import HALF, MasterWeights
-from ._offloaded import ELEMENTWISE
 from ._schedules import Schedule
 
 _log = logging.getLogger("tensorferry")

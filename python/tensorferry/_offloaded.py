@@ -9,27 +9,13 @@ import torch
 from . import _gradients, _homes
 from ._checkpoints import Checkpoints
 from ._heap import note_freed
+from ._kinds import ELEMENTWISE, check, plain_step
 from ._masters import HALF
 from ._rooms import GpuRoom
-from ._subgroups import LEAST_BYTES, Plan, letting_go, local, open_space, page_up
+from ._subgroups import LEAST_BYTES, Plan, letting_go, open_space, page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
-
-# Each element of a parameter is stepped by itself: parameters can be cut anywhere.
-ELEMENTWISE = {
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.Adamax,
-    torch.optim.AdamW,
-    torch.optim.ASGD,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
-}
 
 
 class _Load:
@@ -60,6 +46,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     steps those. `fast_init=False` takes the room on the drive now rather than at the first step.
     """
 
+    is_offloaded = True
+
     def __init__(
         self,
         optimizer,
@@ -74,14 +62,14 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         fast_init=True,
         **handle_options,
     ):
-        _check(optimizer)
+        check(optimizer)
         if buffer_count < 1 or buffer_bytes < 1:
             raise ValueError(
                 f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
                 "least 1"
             )
         self._inner = optimizer
-        self._step_inner = _plain_step(type(optimizer))
+        self._step_inner = plain_step(type(optimizer))
         # Classes that are made of these may have other states.
         self._is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
         self._space = None
@@ -569,35 +557,3 @@ def _is_same(one, other):
 
 def _moved(*_):
     raise RuntimeError("the states of this optimizer are on NVMe: step what offload() has returned")
-
-
-def _check(optimizer):
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"offload() wants a torch optimizer, not {type(optimizer).__name__}")
-    if isinstance(optimizer, Offloaded):
-        raise ValueError("the states of this optimizer are on NVMe already")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "LBFGS needs all parameters and their history at once, so its states cannot be "
-            "brought in piece by piece; use an optimizer that steps each parameter by itself"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam is for sparse gradients; on NVMe they must be dense")
-    for group in optimizer.param_groups:
-        for name in ("capturable", "differentiable"):
-            if group.get(name):
-                raise ValueError(f"{name}=True does not go with states on NVMe")
-        for param in group["params"]:
-            if local(param).device.type not in ("cpu", "cuda"):
-                raise ValueError(
-                    f"a parameter is on {param.device}: parameters on the CPU or on a GPU of CUDA "
-                    "can be stepped with states on NVMe"
-                )
-
-
-def _plain_step(kind):
-    """The step of an optimizer class without the hooks around it: ours are called once a step."""
-    step = kind.step
-    while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-    return step

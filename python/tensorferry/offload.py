@@ -335,7 +335,8 @@ def _check(model):
             raise ValueError(f"{name} is on NVMe already: the weights of a model go there once")
         if param.device.type not in ("cpu", "cuda", "meta"):
             raise ValueError(
-                f"{name} is on {param.device}: weights on the CPU or on a GPU of CUDA can go to NVMe"
+                f"{name} is on {param.device}: only weights on the CPU or on a GPU of CUDA can go "
+                "to NVMe"
             )
         if param.layout != torch.strided:
             raise ValueError(f"{name} is {param.layout}: only dense weights can go to NVMe")
