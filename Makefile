@@ -139,8 +139,9 @@ gpu-wheels: ## What test-gpu and gpu-figures need, into build/carry; PYTHON is t
 	@$(SETUP) venv test
 	@$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
 		--wheel-dir build/carry deepspeed
-	@$(call build,release,,-t raw_ring)
+	@$(call build,release,,-t raw_ring tensorferry)
 	@strip -o build/carry/raw_ring build/release/benchmarks/raw_ring
+	@strip -o build/carry/libtensorferry.so.0.1 build/release/libtensorferry.so
 	@ls build/carry
 
 test-gpu: ## The tests on a GPU, from build/carry: copy the tree there; no network is needed

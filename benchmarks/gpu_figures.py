@@ -123,8 +123,7 @@ def large_rows(folder: Path, program: Path, pairs: int) -> None:
                 return timed(lambda: (torch.load(saved).cuda(), torch.cuda.synchronize()))
 
             what = "torch.load().cuda()" if torchs == "load" else "torch.save(x.cpu())"
-            row(f"{verb} 1 GiB, GPU / {what}", ours, by_torch, max(pairs // 4, 3),
-                Target(3.0, True))  # fmt: skip
+            row(f"{verb} 1 GiB, GPU / {what}", ours, by_torch, pairs, Target(3.0, True))
             saved.unlink()
     path.unlink()
 

@@ -144,7 +144,7 @@ struct Registered {
 
 struct State {
   std::mutex mutex;  // guards what follows
-  std::optional<Library> library;
+  std::unique_ptr<const Library> library;
   std::string problem;  // why there is none
   bool opened = false;
   std::map<int, Registered> files;  // by descriptor
@@ -173,7 +173,7 @@ bool find(void* library, const char* name, Function& function) noexcept {
 // With the lock held.
 const Library* load() {
   State& all = state();
-  if (all.library) return &*all.library;
+  if (all.library != nullptr) return all.library.get();
   std::vector<std::string> candidates{library_name};
   for (const std::string& place : places_of_pip()) candidates.push_back(place + "/" + library_name);
   for (const char* place : {"/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib",
@@ -184,7 +184,7 @@ const Library* load() {
   for (const std::string& candidate : candidates) {
     opened = dlopen(candidate.c_str(), RTLD_NOW);
     if (opened != nullptr) break;
-    const char* why = dlerror();
+    const char* why = dlerror();  // NOLINT(concurrency-mt-unsafe): safe in glibc
     if (all.problem.empty()) all.problem = why != nullptr ? why : "it cannot be loaded";
   }
   if (opened == nullptr) return nullptr;
@@ -200,8 +200,8 @@ const Library* load() {
     all.problem = std::string(library_name) + " is too old";
     return nullptr;
   }
-  all.library = library;
-  return &*all.library;
+  all.library = std::make_unique<const Library>(library);
+  return all.library.get();
 }
 
 // With the lock held: the library, with its driver open.
@@ -334,7 +334,7 @@ GdsSupport gds_support() {
   }
   if (os::read_text("/proc/driver/nvidia-fs/version").empty()) {
     return {GdsMode::compat,
-            "the module nvidia-fs is not loaded: cuFile would move the bytes "
+            "the module nvidia-fs is not loaded: cuFile moves the bytes "
             "through memory of the CPU (compat mode)"};
   }
   return {GdsMode::direct, "nvidia-fs is loaded"};

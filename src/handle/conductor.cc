@@ -471,7 +471,7 @@ Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::Ope
 }
 
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
-  if (inline_mover_.fits(part) && !(part.gpu >= 0 && options_.engine == EngineKind::gds)) {
+  if (inline_mover_.fits(part) && (part.gpu < 0 || options_.engine != EngineKind::gds)) {
     if (Status checked = check_generation(); !checked.ok()) return checked;
     if (Status checked = check(direction, part); !checked.ok()) return checked;
     Result<std::vector<std::shared_ptr<os::GpuFence>>> fences = fences_for({&part, 1});

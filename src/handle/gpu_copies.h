@@ -46,7 +46,8 @@ class GpuCopies {
 
 template <class Ended>
 void GpuCopies::collect(Ended ended) {
-  for (std::size_t i = 0; i < lanes_.size(); ++i) {  // by index: `ended` may start others
+  // By index: `ended` may start others.
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {  // NOLINT(modernize-loop-convert)
     while (!lanes_[i].copies.empty()) {
       const auto [tag, mark] = lanes_[i].copies.front();
       const Result<bool> reached = lanes_[i].stream->reached(mark);

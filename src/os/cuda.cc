@@ -170,7 +170,7 @@ void take_library(int flags) {
   void* library = dlopen(library_name, RTLD_NOW | flags);
   if (library == nullptr) {
     if (flags == 0) {
-      const char* why = dlerror();
+      const char* why = dlerror();  // NOLINT(concurrency-mt-unsafe): safe in glibc
       all.problem = why != nullptr ? why : "it cannot be loaded";
     }
     return;

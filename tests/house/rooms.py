@@ -47,7 +47,7 @@ PUBLIC_HEADERS = {
 # Header-only doors for programs that use torch: no part of the library, and the only places where
 # its types appear. They may print, as what they stand in for does.
 ADAPTERS = {"torch.h", "deepspeed_py_aio.h"}
-ADAPTED = re.compile(r"^(torch|ATen)/")
+ADAPTED = re.compile(r"^(torch|ATen|c10)/")
 
 # Libraries that serve the command.
 COMMAND_ONLY = re.compile(r"^(CLI|fmt|nlohmann)/|^xxhash\.h$")
