@@ -168,7 +168,7 @@ class GradientStore:
         if shard.param in self._zeroed:
             return gradient.zero_()
         for scale in self._scales.get(shard.param, ()):
-            gradient.mul_(scale)
+            gradient.mul_(scale.to(gradient.device))
         return gradient
 
     @torch.no_grad()
@@ -179,6 +179,7 @@ class GradientStore:
             return torch.tensor(0.0)
         # As torch does it: each norm in the dtype of its gradient.
         norms = [self._norm(p, norm_type).to(p.dtype) for p in self._in_order()]
+        norms = [norm.to(norms[0].device) for norm in norms]
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         scale = clip_scale(total, max_norm)
         for param in self._norms:

@@ -299,15 +299,15 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         with self._reading(group.device):
             if group.slots:
                 load.operations.append(self._space.get(group.key, memory[: group.record_bytes]))
-            for shard, room in homes.items():
-                load.homes[shard] = memory[room]
-                if not (shard.master and shard in known):
-                    home = _homes.home_of(shard.param)
-                    load.operations += home.read(memory[room], shard.begin, shard.end)
             for shard, room in gradients.items():
                 load.gradients[shard] = memory[room]
                 if self._is_stored(shard):
                     load.operations.append(self._gradients.read(shard, memory[room]))
+        for shard, room in homes.items():  # copied, where they are in memory, by who computes
+            load.homes[shard] = memory[room]
+            if not (shard.master and shard in known):
+                home = _homes.home_of(shard.param)
+                load.operations += home.read(memory[room], shard.begin, shard.end)
         return load
 
     def _take(self, device, nbytes, wait):
@@ -322,7 +322,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         if device not in self._gpu_rooms:
             self._gpu_rooms[device] = GpuRoom(device, self._buffers_bytes)
         room = self._gpu_rooms[device]
-        while (memory := room.take(nbytes)) is None and wait:
+        while (memory := room.take(nbytes, beyond=wait and not self._writes)) is None and wait:
             self._writes.pop(0).wait()
         return memory
 

@@ -64,12 +64,16 @@ class Unit:
     def begin(self, memory):
         """Starts to bring it into memory."""
         self.hold(memory)
-        with self.residency.reading():
-            for home in self.homes:
-                # Not through home.read(): the memory it would find is the one to be filled.
-                for key, at, nbytes in home._pieces(0, home.numel):
-                    at += home.offset
-                    self.operations.append(home.space.get(key, memory[at : at + nbytes]))
+        try:
+            with self.residency.reading():
+                for home in self.homes:
+                    # Not through home.read(): the memory it would find is the one to be filled.
+                    for key, at, nbytes in home._pieces(0, home.numel):
+                        at += home.offset
+                        self.operations.append(home.space.get(key, memory[at : at + nbytes]))
+        except BaseException:
+            self.forget()
+            raise
 
     def hold(self, memory):
         self.memory = memory
@@ -80,6 +84,8 @@ class Unit:
         if self.memory is None:
             return
         self.residency.by_storage.pop(self.memory.untyped_storage().data_ptr(), None)
+        if self.residency.room is not None:
+            self.residency.room.note_end(self.nbytes)
         self.memory = None
         self.beyond = False
         self.operations = []
@@ -91,6 +97,7 @@ class Unit:
         self.writes = []
         for home in self.homes:
             home.check_unchanged()
+        self.residency.note_use(self.memory)
         try:
             for home in self.homes:
                 home.show(home.of(self.memory))
@@ -244,6 +251,10 @@ class Residency:
     def reading(self):
         return contextlib.nullcontext() if self.room is None else self.room.reading()
 
+    def note_use(self, memory):
+        if self.room is not None:
+            self.room.note_use(memory)
+
     def take(self, unit, sooner_than=None):
         """Memory for a unit. With `sooner_than` only room of what is needed later than that many
         steps ahead is taken, and None comes back where there is not enough."""
@@ -263,7 +274,10 @@ class Residency:
 
     def _take_free(self, nbytes):
         if self.room is not None:
-            return self.room.take(nbytes)
+            try:
+                return self.room.take(nbytes)
+            except torch.OutOfMemoryError:
+                return None
         try:
             buffer = self.space.take(nbytes, 0)
         except TimeoutError:
@@ -293,8 +307,10 @@ class Residency:
             )
         self._overflows += 1
         unit.beyond = True
+        if self.room is not None:
+            return self.room.take(unit.nbytes, beyond=True)
         with torch.inference_mode(False):
-            return torch.empty(unit.nbytes, dtype=torch.uint8, device=self.device)
+            return torch.empty(unit.nbytes, dtype=torch.uint8)
 
     def _bring(self, unit):
         self._record(unit)
@@ -381,6 +397,7 @@ class Residency:
             unit.users += 1  # it must not give way to what comes after it
             try:
                 self._bring(unit)
+                self.note_use(unit.memory)
                 elements = unit.memory.view(place.dtype)
                 return elements.as_strided(place.size, place.stride, place.offset)
             finally:

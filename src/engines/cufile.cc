@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -147,6 +148,7 @@ struct State {
   std::unique_ptr<const Library> library;
   std::string problem;  // why there is none
   bool opened = false;
+  std::uint64_t generation = 0;     // of forks, when it was opened
   std::map<int, Registered> files;  // by descriptor
 
   std::shared_mutex buffers_mutex;
@@ -163,6 +165,10 @@ State& state() {
   static State& instance = *new State();
   return instance;
 }
+
+// A fork must not find another thread in the middle of anything.
+[[maybe_unused]] const int fork_watch = pthread_atfork(
+    [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
 
 template <class Function>
 bool find(void* library, const char* name, Function& function) noexcept {
@@ -221,18 +227,20 @@ Result<const Library*> start() {
     const CufileError error = library->driver_open();
     if (error.code != 0) return cufile_error("cuFileDriverOpen", error);
     state().opened = true;
+    state().generation = os::fork_generation();
   }
+  if (state().generation != os::fork_generation()) return none("cuFile is the parent process's");
   return library;
 }
 
-// The registered memory that holds [memory, memory + bytes), else `memory` itself.
-std::byte* base_of(std::byte* memory, std::size_t bytes) {
+// The beginning of the registered memory that holds [memory, memory + bytes); nullptr if none does.
+std::byte* base_of(const std::byte* memory, std::size_t bytes) {
   State& all = state();
   const std::shared_lock lock(all.buffers_mutex);
-  const auto after = all.buffers.upper_bound(memory);
-  if (after == all.buffers.begin()) return memory;
+  const auto after = all.buffers.upper_bound(const_cast<std::byte*>(memory));
+  if (after == all.buffers.begin()) return nullptr;
   const auto& [base, size] = *std::prev(after);
-  return memory + bytes <= base + size ? base : memory;
+  return memory + bytes <= base + size ? base : nullptr;
 }
 
 // Counts a request while it lives.
@@ -255,9 +263,10 @@ template <class Move>
 std::int64_t moved(int gpu, std::byte* memory, std::size_t bytes, Move move) noexcept {
   const os::GpuVisit visit(gpu);
   if (!visit.status().ok()) return -visit.status().error().code();
-  std::byte* const base = base_of(memory, bytes);
+  std::byte* const registered = base_of(memory, bytes);
+  std::byte* const base = registered != nullptr ? registered : memory;
   const InFlight counted;
-  if (base != memory) state().registered_requests.fetch_add(1, std::memory_order_relaxed);
+  if (registered != nullptr) state().registered_requests.fetch_add(1, std::memory_order_relaxed);
   errno = 0;
   const ssize_t result = move(base, static_cast<off_t>(memory - base));
   if (result == -1) return errno != 0 ? -errno : -EIO;

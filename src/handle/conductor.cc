@@ -27,8 +27,8 @@ constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 // How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, to
 // those of cuFile (for ragged ends alone) and to inline callers.
 constexpr std::size_t slot_shares = 16;
-constexpr std::size_t main_shares = 7;
-constexpr std::size_t buffered_shares = 7;
+constexpr std::size_t main_shares = 9;
+constexpr std::size_t buffered_shares = 5;
 constexpr std::size_t gds_shares = 1;
 constexpr std::size_t inline_shares = 1;
 
@@ -430,6 +430,7 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
     if (!registered.ok()) return registered.error();
     cufile = std::move(registered.value());
     rules.in_place = true;
+    rules.buffered_in_place = false;  // pages that are partly written are the page cache's
     rules.memory_alignment = 1;
   }
   Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits_for(file, crew)),

@@ -54,6 +54,7 @@ void GpuCopies::collect(Ended ended) {
       if (reached.ok() && !reached.value()) break;
       lanes_[i].copies.pop_front();
       --under_way_;
+      if (!reached.ok()) (void)lanes_[i].stream->finish();  // the memory is let go of
       ended(tag, reached.ok() ? Status(Nothing{}) : Status(reached.error()));
     }
   }

@@ -186,7 +186,9 @@ std::unique_ptr<InlineMover::Slot> InlineMover::take_slot() {
   const std::string& reason = region.value()->lock_reason();
   if (!reason.empty()) ledger_->note_fallback(reason);
   ++slot_count_;
-  return std::unique_ptr<Slot>(new Slot{.memory = std::move(region.value()), .streams = {}});
+  auto slot = std::make_unique<Slot>();
+  slot->memory = std::move(region.value());
+  return slot;
 }
 
 }  // namespace tensorferry::handle

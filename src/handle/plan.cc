@@ -19,7 +19,8 @@ Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pie
     : offset_(offset),
       pieces_(pieces),
       limits_(limits),
-      one_in_place_(pieces.size() == 1 && rules.in_place) {
+      one_in_place_(pieces.size() == 1 && rules.in_place),
+      buffered_in_place_(one_in_place_ && rules.buffered_in_place) {
   if (!pieces.empty()) bytes_ = pieces.back().start + pieces.back().bytes;
   if (bytes_ == 0) return;
   if (!rules.direct) {
@@ -46,9 +47,9 @@ void Plan::plan_buffered(std::uint64_t begin, std::uint64_t end) {
        .end = end,
        .wanted_begin = begin,
        .wanted_end = end,
-       .block_bytes = one_in_place_ ? limits_.block_bytes : limits_.slot_block_bytes,
+       .block_bytes = buffered_in_place_ ? limits_.block_bytes : limits_.slot_block_bytes,
        .descriptor = Descriptor::buffered,
-       .in_place = one_in_place_});
+       .in_place = buffered_in_place_});
 }
 
 // What cannot be read in place is read whole and direct into slots, and the wanted part copied.

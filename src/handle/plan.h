@@ -17,7 +17,8 @@ struct Rules {
   bool direct = true;                  // false: everything goes through the buffered descriptor
   std::size_t memory_alignment = 512;  // of direct requests
   std::size_t offset_alignment = 512;  // of direct requests, offset and length
-  bool in_place = true;  // false: the engine cannot reach the memory, slots it must be
+  bool in_place = true;           // false: the engine cannot reach the memory, slots it must be
+  bool buffered_in_place = true;  // false: the same through the buffered descriptor alone
 };
 
 struct Limits {
@@ -99,7 +100,8 @@ class Plan {
   std::uint64_t bytes_ = 0;
   std::span<const Piece> pieces_;
   Limits limits_;
-  bool one_in_place_;     // there is one piece of memory, and the engine can reach it
+  bool one_in_place_;  // there is one piece of memory, and the engine can reach it
+  bool buffered_in_place_;
   Stretch stretches_[3];  // head, middle, tail; as many as there are
   unsigned stretch_count_ = 0;
   std::uint64_t block_count_ = 0;

@@ -135,8 +135,9 @@ bool Region::register_with_cuda() {
   if (os::cuda() == nullptr) return false;
   const std::lock_guard lock(cuda_mutex_);
   if (cuda_.load(std::memory_order_relaxed) != Cuda::unknown) return true;
-  const Result<bool> known = os::register_with_cuda(data_, mapped_bytes_);
+  const Result<std::optional<int>> known = os::register_with_cuda(data_, mapped_bytes_);
   if (known.ok() && !known.value()) return false;
+  if (known.ok()) cuda_device_ = *known.value();
   if (!known.ok()) cuda_reason_ = known.error().what();
   cuda_generation_ = os::fork_generation();
   cuda_.store(known.ok() ? Cuda::known : Cuda::refused, std::memory_order_release);
@@ -151,7 +152,7 @@ std::string Region::cuda_reason() const {
 Region::~Region() {
   if (cuda_.load(std::memory_order_acquire) == Cuda::known &&
       cuda_generation_ == os::fork_generation()) {
-    os::unregister_with_cuda(data_);
+    os::unregister_with_cuda(cuda_device_, data_);
   }
   system_.unmap(data_, mapped_bytes_);
   if (!registered_.load(std::memory_order_relaxed)) return;

@@ -60,6 +60,7 @@ class Region {
 
   enum class Cuda : std::uint8_t { unknown, known, refused };
   std::atomic<Cuda> cuda_{Cuda::unknown};
+  int cuda_device_ = 0;                // by which it is known
   std::uint64_t cuda_generation_ = 0;  // of forks, when it became known
   mutable std::mutex cuda_mutex_;      // held while it becomes known; guards the reason
   std::string cuda_reason_;

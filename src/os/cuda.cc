@@ -72,7 +72,6 @@ constexpr Code invalid_context = 201;
 constexpr Code operation_not_supported = 801;
 constexpr Code invalid_handle = 400;
 constexpr Code not_ready = 600;
-constexpr Code host_memory_already_registered = 712;
 constexpr Code capture_first = 900;  // of the errors of stream capture
 constexpr Code capture_last = 908;
 
@@ -408,21 +407,18 @@ std::optional<int> used_gpu() noexcept {
 
 }  // namespace
 
-Result<bool> register_with_cuda(std::byte* memory, std::size_t bytes) {
+Result<std::optional<int>> register_with_cuda(std::byte* memory, std::size_t bytes) {
   const std::optional<int> device = used_gpu();
-  if (!device) return false;
+  if (!device) return device;
   const Status done = on_gpu(*device, "cuMemHostRegister", [&](const CudaDriver& driver) {
-    const Code code = driver.host_register(memory, bytes, register_portable);
-    return code == host_memory_already_registered ? success : code;
+    return driver.host_register(memory, bytes, register_portable);
   });
   if (!done.ok()) return done.error();
-  return true;
+  return device;
 }
 
-void unregister_with_cuda(std::byte* memory) noexcept {
-  const std::optional<int> device = used_gpu();
-  if (!device) return;
-  (void)on_gpu(*device, "cuMemHostUnregister",
+void unregister_with_cuda(int device, std::byte* memory) noexcept {
+  (void)on_gpu(device, "cuMemHostUnregister",
                [&](const CudaDriver& driver) { return driver.host_unregister(memory); });
 }
 
@@ -477,6 +473,21 @@ Result<std::shared_ptr<GpuFence>> GpuFence::after(int device, void* stream) {
   return std::shared_ptr<GpuFence>(new GpuFence(device, event));
 }
 
+namespace {
+
+bool is_of_capture(Code code) noexcept { return code >= capture_first && code <= capture_last; }
+
+// Asks an event, also while somebody captures a graph: not to be allowed to ask is "not ready".
+Code query(const CudaDriver& driver, void* event) noexcept {
+  int capture_mode = capture_mode_relaxed;
+  driver.exchange_capture_mode(&capture_mode);
+  const Code code = driver.event_query(event);
+  driver.exchange_capture_mode(&capture_mode);
+  return is_of_capture(code) ? not_ready : code;
+}
+
+}  // namespace
+
 GpuFence::~GpuFence() {
   (void)on_gpu(device_, "cuEventDestroy",
                [this](const CudaDriver& driver) { return driver.event_destroy(event_); });
@@ -484,7 +495,7 @@ GpuFence::~GpuFence() {
 
 bool GpuFence::passed() const noexcept {
   const CudaDriver* driver = cuda();
-  return driver == nullptr || driver->event_query(event_) != not_ready;
+  return driver == nullptr || query(*driver, event_) != not_ready;
 }
 
 struct GpuStream::Marks {
@@ -551,7 +562,7 @@ Result<bool> GpuStream::reached(std::uint64_t mark) {
   const CudaDriver* driver = cuda();
   if (driver == nullptr) return no_cuda("cuEventQuery", "this process does not use CUDA");
   while (marks.reached < mark) {
-    const Code code = driver->event_query(marks.events.front().second);
+    const Code code = query(*driver, marks.events.front().second);
     if (code == not_ready) return false;
     if (code != success) return cuda_error(*driver, "cuEventQuery", code);
     marks.reached = marks.events.front().first;

@@ -47,10 +47,11 @@ class GpuVisit {
   int capture_mode_ = 0;
 };
 
-// Makes page-locked memory known to CUDA, so that copies from and to it need not wait. False where
-// the process has no context yet; an Error where CUDA refuses.
-[[nodiscard]] Result<bool> register_with_cuda(std::byte* memory, std::size_t bytes);
-void unregister_with_cuda(std::byte* memory) noexcept;
+// Makes page-locked memory known to CUDA, so that copies from and to it need not wait. Returns by
+// which device; nullopt where the process has no context yet; an Error where CUDA refuses, as it
+// does for memory that somebody else has made known.
+[[nodiscard]] Result<std::optional<int>> register_with_cuda(std::byte* memory, std::size_t bytes);
+void unregister_with_cuda(int device, std::byte* memory) noexcept;
 
 // The work that is queued on a stream of the user's at this moment.
 class GpuFence {

@@ -91,6 +91,15 @@ def test_cufile_has_the_configured_parallelism_in_flight(cufile, path):
     assert mode == "direct" or "compat" in operation.engine_reason
 
 
+def test_neighbours_in_one_page_do_not_undo_each_other(cufile, path):
+    size = MiB + 100
+    tensors = [random_bytes(size, seed) for seed in range(20)]
+    for _ in range(5):
+        cufile.write_many([(t, path, i * size) for i, t in enumerate(tensors)]).wait()
+        with open(path, "rb") as file:
+            assert file.read() == b"".join(map(bytes_of, tensors))
+
+
 def test_errors_of_cufile_are_ours(cufile, path, tmp_path):
     tensor = random_bytes(MiB)
     cufile.write_now(tensor, path)

@@ -129,6 +129,11 @@ def test_gradients_of_a_gpu_go_to_the_drive(tmp_path):
     )
     ours = train(model, optimizer, clip=lambda o: o.clip_grad_norm_(0.1), micro_batches=2)
     torch.testing.assert_close(ours, with_torch, rtol=1e-5, atol=1e-6)
+    model(torch.randn(8, 256, device="cuda")).sum().backward()
+    optimizer.clip_grad_norm_(0.1)
+    optimizer.clip_grad_norm_(0.01)
+    model(torch.randn(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
     optimizer.close()
 
 
@@ -206,6 +211,32 @@ def test_training_with_all_on_the_drive_gives_the_same_bits(tmp_path):
     assert_same(model, other)
     assert all(p.is_cuda for p in model.parameters())
     optimizer.close()
+
+
+def test_training_with_weights_that_stay_gives_the_same_bits(tmp_path):
+    model = make_model()
+    other = copy.deepcopy(model)
+    with_torch = train(other, torch.optim.AdamW(other.parameters(), 1e-3, fused=True))
+    weights = tensorferry.offload.parameters(model, tmp_path, max_gpu_bytes=64 * MiB, keep_bytes=0)
+    optimizer = tensorferry.optim.AdamW(model.parameters(), 1e-3, nvme_path=tmp_path, **OPTIONS)
+    assert torch.equal(train(model, optimizer), with_torch)
+    optimizer.close()
+    weights.close()
+
+
+def test_streams_of_ones_own_use_the_weights(tmp_path):
+    model = make_model()
+    batch = torch.randn(64, 256, device="cuda")
+    with torch.no_grad():
+        expected = model(batch)
+    weights = tensorferry.offload.parameters(model, tmp_path, max_gpu_bytes=5 * MiB, keep_bytes=0)
+    torch.cuda.synchronize()
+    for stream in [torch.cuda.Stream() for _ in range(4)] * 3:
+        with torch.cuda.stream(stream), torch.no_grad():
+            result = model(batch)
+        stream.synchronize()
+        assert torch.equal(result, expected)
+    weights.close()
 
 
 def test_a_model_larger_than_its_share_of_the_gpu_comes_straight_there(tmp_path):

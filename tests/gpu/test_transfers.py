@@ -354,22 +354,30 @@ def test_a_transfer_is_no_part_of_a_graph(handle, path):
     assert torch.equal(tensor, before + 1)
 
 
-def test_transfers_go_on_while_another_thread_captures_a_graph(handle, path):
-    tensor = random_bytes(32 * MiB)
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_transfers_go_on_while_another_thread_captures_a_graph(handle, path, tmp_path, mode):
+    tensor = random_bytes(256 * MiB)
     handle.write_now(tensor, path)
+    late = torch.zeros(8 * MiB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     back = torch.zeros_like(tensor)
     other = torch.ones(1000, device="cuda")
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        busy(300)
+        late.fill_(7)
+        fenced = handle.write(late, tmp_path / "late")
     operation = handle.read(back, path)
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode=mode):
         other.mul_(2)
         operation.wait()
         other.mul_(2)
+    fenced.wait()
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(back, tensor) and float(other[0]) == 4
+    assert set((tmp_path / "late").read_bytes()) == {7}
 
 
 def test_dlpack_of_a_gpu_will_do(handle, path):
