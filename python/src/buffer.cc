@@ -294,18 +294,19 @@ bool Buffer::try_dlpack(nb::handle object, Use use) {
 // Whoever gives an array of a GPU makes it safe for the default stream.
 void Buffer::take_dlpack(nb::handle object, Use use, Reach reach) {
   if (nb::hasattr(object, "__dlpack__")) {
+    using nb::device::cpu;
+    using nb::device::cuda;
+    using nb::device::cuda_managed;
     const int device = nb::cast<int>(nb::object(object.attr("__dlpack_device__")())[0]);
-    const bool on_gpu =
-        device == nb::device::cuda::value || device == nb::device::cuda_managed::value;
-    if (device != nb::device::cpu::value && !(on_gpu && reach == Reach::gpu_too)) {
+    if (device == cpu::value) {
+      if (try_dlpack<cpu>(object, use)) return;
+    } else {
+      const bool taken = reach == Reach::gpu_too &&
+                         ((device == cuda::value && try_dlpack<cuda>(object, use)) ||
+                          (device == cuda_managed::value && try_dlpack<cuda_managed>(object, use)));
+      if (taken && (bytes_.empty() || is_on_gpu(bytes_))) return;
       refuse_value("the " + kind_of(object) +
                    " is on a device that is out of reach: bring it to the CPU first");
-    }
-    if (device == nb::device::cpu::value && try_dlpack<nb::device::cpu>(object, use)) return;
-    if (device == nb::device::cuda::value && try_dlpack<nb::device::cuda>(object, use)) return;
-    if (device == nb::device::cuda_managed::value &&
-        try_dlpack<nb::device::cuda_managed>(object, use)) {
-      return;
     }
   }
   refuse_type("a " + kind_of(object) +
