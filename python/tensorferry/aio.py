@@ -200,8 +200,7 @@ class aio_handle:
         intra_op_parallelism=1,
     ):
         workers = intra_op_parallelism
-        settings = _settings(block_size, queue_depth, single_submit, overlap_events, workers)
-        self._handle = Handle(**settings)
+        self._open(_settings(block_size, queue_depth, single_submit, overlap_events, workers))
         self._block_size = block_size
         self._queue_depth = queue_depth
         self._single_submit = bool(single_submit)
@@ -349,6 +348,9 @@ class aio_handle:
             self._pending.append((operation, check))
         return 0
 
+    def _open(self, settings):
+        self._handle = Handle(**settings)
+
     def _transfer(self, name, buffer, file, file_offset):
         """Calls the method of that name of a Handle."""
         return getattr(self._handle, name)(buffer, file, file_offset)
@@ -361,23 +363,12 @@ class gds_handle(aio_handle):
     engine_reason says why. CPU memory moves as with aio_handle.
     """
 
-    def __init__(
-        self,
-        block_size=1048576,
-        queue_depth=128,
-        single_submit=False,
-        overlap_events=False,
-        intra_op_parallelism=1,
-    ):
-        super().__init__(
-            block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism
-        )
-        self._reason = f"GPUDirect Storage: {_core.gds_support()[1]}"
-        self._direct = None  # moves tensors of a GPU
-        if _core.gds_support()[0] == "direct":
-            workers = intra_op_parallelism
-            settings = _settings(block_size, queue_depth, single_submit, overlap_events, workers)
-            self._direct = Handle("gds", **settings)
+    def _open(self, settings):
+        super()._open(settings)
+        mode, why = _core.gds_support()
+        self._reason = f"GPUDirect Storage: {why}"
+        # Moves tensors of a GPU.
+        self._direct = Handle("gds", **settings) if mode == "direct" else None
 
     @staticmethod
     def available():
