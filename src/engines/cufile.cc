@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "os/cuda.h"
+#include "os/library.h"
 #include "os/system.h"
 #include "tensorferry/gds.h"
 
@@ -170,12 +171,6 @@ State& state() {
 [[maybe_unused]] const int fork_watch = pthread_atfork(
     [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
 
-template <class Function>
-bool find(void* library, const char* name, Function& function) noexcept {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 // With the lock held.
 const Library* load() {
   State& all = state();
@@ -195,13 +190,14 @@ const Library* load() {
   }
   if (opened == nullptr) return nullptr;
   Library library{};
-  const bool whole = find(opened, "cuFileDriverOpen", library.driver_open) &&
-                     find(opened, "cuFileHandleRegister", library.handle_register) &&
-                     find(opened, "cuFileHandleDeregister", library.handle_deregister) &&
-                     find(opened, "cuFileBufRegister", library.buffer_register) &&
-                     find(opened, "cuFileBufDeregister", library.buffer_deregister) &&
-                     find(opened, "cuFileRead", library.read) &&
-                     find(opened, "cuFileWrite", library.write);
+  const bool whole =
+      os::find_function(opened, "cuFileDriverOpen", library.driver_open) &&
+      os::find_function(opened, "cuFileHandleRegister", library.handle_register) &&
+      os::find_function(opened, "cuFileHandleDeregister", library.handle_deregister) &&
+      os::find_function(opened, "cuFileBufRegister", library.buffer_register) &&
+      os::find_function(opened, "cuFileBufDeregister", library.buffer_deregister) &&
+      os::find_function(opened, "cuFileRead", library.read) &&
+      os::find_function(opened, "cuFileWrite", library.write);
   if (!whole) {
     all.problem = std::string(library_name) + " is too old";
     return nullptr;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "os/library.h"
 #include "os/system.h"
 
 namespace tensorferry::os {
@@ -91,17 +92,11 @@ constexpr int devices_max = 64;
 // memory of a GPU the driver starts, which takes longer.
 constexpr std::chrono::milliseconds look_again{10};
 
-template <class Function>
-bool find(void* library, const char* name, Function& function) noexcept {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 // The name of the first function that the library does not have; nullptr when it has all.
 const char* find_all(void* library, CudaDriver& driver) noexcept {
   const char* missing = nullptr;
   const auto take = [&](const char* name, auto& function) {
-    if (!find(library, name, function) && missing == nullptr) missing = name;
+    if (!find_function(library, name, function) && missing == nullptr) missing = name;
   };
   take("cuInit", driver.init);
   take("cuGetErrorName", driver.get_error_name);
