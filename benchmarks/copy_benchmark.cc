@@ -1,6 +1,8 @@
 // How copy() compares with memcpy, by length, by what is in cache and by what copy() is told.
 //
-//   copy_benchmark [pairs]
+//   copy_benchmark [pairs]               all of it, as a table
+//   copy_benchmark pairs FROM TO TOLD BYTES   one line of JSON: the seconds of each pair.
+//                                        FROM and TO are hot or cold, TOLD is any or cold
 //
 // A figure is the median, with the quartiles, of the paired ratios memcpy time / copy time: above
 // 1 copy() is faster. A batch is timed after an untimed one of the same kind, so that nobody pays
@@ -73,8 +75,12 @@ struct Arenas {
   std::unique_ptr<std::byte[]> destination{new std::byte[arena_bytes]};
 };
 
-void measure(const Arenas& arenas, const Situation& situation, Destination told, std::size_t bytes,
-             unsigned pairs) {
+struct Pairs {
+  std::vector<double> plain_seconds, our_seconds, ratios;  // per copy
+};
+
+Pairs measure(const Arenas& arenas, const Situation& situation, Destination told, std::size_t bytes,
+              unsigned pairs) {
   Walk from(arenas.source.get(), situation.source, bytes);
   Walk to(arenas.destination.get(), situation.destination, bytes);
   const auto plain = [](std::span<std::byte> t, std::span<const std::byte> f) {
@@ -84,23 +90,56 @@ void measure(const Arenas& arenas, const Situation& situation, Destination told,
     tensorferry::copy(t, f, told);
   };
   const std::size_t copies = std::max<std::size_t>(1, batch_bytes / bytes);
-  std::vector<double> ratios, plain_seconds, our_seconds;
+  Pairs result;
   for (unsigned pair = 0; pair < pairs; ++pair) {
     double plain_took = 0;
     if (pair % 2 == 0) plain_took = seconds_per_copy(to, from, copies, plain);
     const double our_took = seconds_per_copy(to, from, copies, ours);
     if (pair % 2 != 0) plain_took = seconds_per_copy(to, from, copies, plain);
-    plain_seconds.push_back(plain_took);
-    our_seconds.push_back(our_took);
-    ratios.push_back(plain_took / our_took);
+    result.plain_seconds.push_back(plain_took);
+    result.our_seconds.push_back(our_took);
+    result.ratios.push_back(plain_took / our_took);
   }
+  return result;
+}
+
+void print(const Situation& situation, Destination told, std::size_t bytes, Pairs pairs) {
   const double gigabytes = static_cast<double>(bytes) / 1e9;
   std::printf(
       "%-12s %-5s %8zu KiB  memcpy %6.1f GB/s  copy %6.1f GB/s  ratio %.2f (%.2f to %.2f)\n",
       situation.name, told == Destination::any ? "any" : "cold", bytes / KiB,
-      gigabytes / quantile(plain_seconds, 0.5), gigabytes / quantile(our_seconds, 0.5),
-      quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75));
+      gigabytes / quantile(pairs.plain_seconds, 0.5), gigabytes / quantile(pairs.our_seconds, 0.5),
+      quantile(pairs.ratios, 0.5), quantile(pairs.ratios, 0.25), quantile(pairs.ratios, 0.75));
   std::fflush(stdout);
+}
+
+void print_json(const Pairs& pairs) {
+  const auto list = [](const char* name, const std::vector<double>& values) {
+    std::printf("\"%s\": [", name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::printf("%s%.6g", i > 0 ? ", " : "", values[i]);
+    }
+  };
+  std::printf("{");
+  list("copy", pairs.our_seconds);
+  std::printf("], ");
+  list("memcpy", pairs.plain_seconds);
+  std::printf("]}\n");
+}
+
+void measure_all(const Arenas& arenas, unsigned pairs) {
+  std::printf("instructions: %s; %u pairs\n", tensorferry::copy_instructions(), pairs);
+  const Situation situations[] = {{"hot -> cold", Heat::hot, Heat::cold},
+                                  {"hot -> hot", Heat::hot, Heat::hot},
+                                  {"cold -> cold", Heat::cold, Heat::cold}};
+  for (const Situation& situation : situations) {
+    const std::size_t longest = situation.source == Heat::hot ? hot_bytes_max : 256 * MiB;
+    for (const Destination told : {Destination::any, Destination::cold}) {
+      for (std::size_t bytes = 4 * KiB; bytes <= longest; bytes *= 4) {
+        print(situation, told, bytes, measure(arenas, situation, told, bytes, pairs));
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -111,17 +150,20 @@ int main(int argument_count, char** arguments) {
   const Arenas arenas;
   std::memset(arenas.source.get(), 1, arena_bytes);
   std::memset(arenas.destination.get(), 2, arena_bytes);
-
-  std::printf("instructions: %s; %u pairs\n", tensorferry::copy_instructions(), pairs);
-  const Situation situations[] = {{"hot -> cold", Heat::hot, Heat::cold},
-                                  {"hot -> hot", Heat::hot, Heat::hot},
-                                  {"cold -> cold", Heat::cold, Heat::cold}};
-  for (const Situation& situation : situations) {
-    const std::size_t longest = situation.source == Heat::hot ? hot_bytes_max : 256 * MiB;
-    for (const Destination told : {Destination::any, Destination::cold}) {
-      for (std::size_t bytes = 4 * KiB; bytes <= longest; bytes *= 4) {
-        measure(arenas, situation, told, bytes, pairs);
-      }
-    }
+  if (argument_count != 6) {
+    measure_all(arenas, pairs);
+    return 0;
   }
+  const auto heat = [](const char* word) {
+    return std::strcmp(word, "hot") == 0 ? Heat::hot : Heat::cold;
+  };
+  const Situation situation{"", heat(arguments[2]), heat(arguments[3])};
+  const Destination told =
+      std::strcmp(arguments[4], "any") == 0 ? Destination::any : Destination::cold;
+  const std::size_t bytes = std::strtoull(arguments[5], nullptr, 10);
+  if (bytes == 0 || bytes > arena_bytes) {
+    std::fprintf(stderr, "copy_benchmark: BYTES is 1 to %zu\n", arena_bytes);
+    return 2;
+  }
+  print_json(measure(arenas, situation, told, bytes, pairs));
 }

@@ -1,5 +1,5 @@
-// Runs one job over the public API, as fio runs one, and prints one line of JSON. compare.py and
-// bench.py call it; `ferry_job --help` lists the options.
+// Runs one job over the public API, as fio runs one, and prints one line of JSON. compare.py
+// calls it; `ferry_job --help` lists the options.
 //
 // Timed is the transfer alone. Before the clock starts files are prepared, memory is allocated and
 // --warm-up repetitions are made, which set up the rings, register the buffers and touch the slots,
@@ -7,7 +7,6 @@
 // that a virtual machine has just got are slower, and fio's few buffers are past that at once.
 // Reads are cold: they are direct, or `direct` says false.
 #include <fcntl.h>
-#include <getopt.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,6 +19,8 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -28,8 +29,10 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
+#include "job_options.h"
 #include "tensorferry/tensorferry.h"
 
 namespace {
@@ -43,131 +46,6 @@ constexpr std::size_t MiB = 1024 * KiB;
 constexpr std::size_t page_bytes = 4096;
 // Where torch puts a large tensor: on a multiple of 64, seldom on one that O_DIRECT accepts.
 constexpr std::size_t ordinary_offset = 64;
-
-enum class Direction { read, write };
-enum class Mode { one, sync, path, many };
-enum class MemoryKind { pinned, ordinary, fresh };
-enum class FileState { existing, created };
-
-struct Job {
-  std::string path;
-  Direction direction = Direction::read;
-  Mode mode = Mode::one;
-  MemoryKind memory = MemoryKind::pinned;
-  FileState file_state = FileState::existing;
-  std::size_t bytes = 256 * MiB;
-  std::size_t file_bytes = 0;  // 0: as many as the job needs
-  std::size_t count = 1000;    // calls per repetition (sync, path), tensors (many)
-  unsigned repeat = 1;
-  unsigned warm_up = 2;  // untimed repetitions
-  std::uint64_t seed = 1;
-  tensorferry::HandleOptions options;
-};
-
-const char usage[] =
-    R"(ferry_job --file PATH [options]: runs one job and prints one line of JSON
-
-  --direction read|write
-  --mode one       one operation of --bytes, --repeat times
-         sync      --count synchronous calls of --bytes at random offsets of an open File
-         path      the same by path, and what opening and closing costs
-         many      one read_many or write_many of --count tensors of 4 to 64 KiB
-  --memory pinned|ordinary|fresh
-                   page-locked; allocated, touched and on a multiple of 64 (not 512) bytes, as torch
-                   gives it; the same, but mapped anew and untouched for each repetition
-  --new-file       write files that do not exist yet, PATH.0, PATH.1, ... (mode one)
-  --bytes N  --file-bytes N  --count N  --repeat N  --warm-up N  --seed N   N may end in K, M or G
-  --engine auto|io_uring|libaio|threads  --block-bytes N  --queue-depth N  --workers N
-  --submit batch|single  --overlap on|off
-)";
-
-// --- options -------------------------------------------------------------------------------------
-
-std::size_t parse_size(const std::string& text) {
-  std::size_t end = 0;
-  std::size_t value = std::stoull(text, &end);
-  const std::string unit = text.substr(end);
-  if (unit == "K") return value * KiB;
-  if (unit == "M") return value * MiB;
-  if (unit == "G") return value * 1024 * MiB;
-  if (!unit.empty()) throw std::invalid_argument("not a size: " + text);
-  return value;
-}
-
-template <class Choice>
-Choice parse_choice(const std::string& text,
-                    std::initializer_list<std::pair<const char*, Choice>> choices) {
-  for (const auto& [name, choice] : choices) {
-    if (text == name) return choice;
-  }
-  throw std::invalid_argument("unknown choice: " + text);
-}
-
-void apply(Job& job, const std::string& name, const std::string& value) {
-  const auto number = [&] { return static_cast<unsigned>(parse_size(value)); };
-  if (name == "file") job.path = value;
-  if (name == "direction") {
-    job.direction =
-        parse_choice<Direction>(value, {{"read", Direction::read}, {"write", Direction::write}});
-  }
-  if (name == "mode") {
-    job.mode = parse_choice<Mode>(
-        value,
-        {{"one", Mode::one}, {"sync", Mode::sync}, {"path", Mode::path}, {"many", Mode::many}});
-  }
-  if (name == "memory") {
-    job.memory = parse_choice<MemoryKind>(value, {{"pinned", MemoryKind::pinned},
-                                                  {"ordinary", MemoryKind::ordinary},
-                                                  {"fresh", MemoryKind::fresh}});
-  }
-  if (name == "new-file") job.file_state = FileState::created;
-  if (name == "bytes") job.bytes = parse_size(value);
-  if (name == "file-bytes") job.file_bytes = parse_size(value);
-  if (name == "count") job.count = parse_size(value);
-  if (name == "repeat") job.repeat = number();
-  if (name == "warm-up") job.warm_up = number();
-  if (name == "seed") job.seed = parse_size(value);
-  if (name == "engine") job.options.engine = tensorferry::parse_engine_kind(value);
-  if (name == "block-bytes") job.options.block_bytes = parse_size(value);
-  if (name == "queue-depth") job.options.queue_depth = number();
-  if (name == "workers") job.options.workers = number();
-  if (name == "submit") {
-    using tensorferry::Submit;
-    job.options.submit =
-        parse_choice<Submit>(value, {{"batch", Submit::batch}, {"single", Submit::single}});
-  }
-  if (name == "overlap") {
-    using tensorferry::Overlap;
-    job.options.overlap =
-        parse_choice<Overlap>(value, {{"on", Overlap::on}, {"off", Overlap::off}});
-  }
-}
-
-std::optional<Job> parse(int argument_count, char** arguments) {
-  static const char* const with_value[] = {"file",        "direction",  "mode",   "memory",
-                                           "bytes",       "file-bytes", "count",  "repeat",
-                                           "warm-up",     "seed",       "engine", "block-bytes",
-                                           "queue-depth", "workers",    "submit", "overlap"};
-  std::vector<option> known;
-  known.reserve(std::size(with_value) + 2);
-  for (const char* name : with_value) known.push_back({name, required_argument, nullptr, 0});
-  known.push_back({"new-file", no_argument, nullptr, 0});
-  known.push_back({nullptr, 0, nullptr, 0});
-
-  Job job;
-  int index = 0;
-  int found = 0;
-  while ((found = getopt_long(argument_count, arguments, "", known.data(), &index)) != -1) {
-    if (found != 0) return std::nullopt;
-    apply(job, known[static_cast<std::size_t>(index)].name, optarg != nullptr ? optarg : "");
-  }
-  const bool writes_new_file = job.file_state == FileState::created;
-  if (job.path.empty() || optind != argument_count || job.bytes == 0 || job.repeat == 0 ||
-      (writes_new_file && (job.mode != Mode::one || job.direction != Direction::write))) {
-    return std::nullopt;
-  }
-  return job;
-}
 
 // --- memory and files ----------------------------------------------------------------------------
 
@@ -233,6 +111,9 @@ struct Result {
   std::size_t bytes_per_repetition = 0;
   std::vector<double> call_seconds;  // sync and path: every call
   double open_close_seconds = 0;     // path: open(O_DIRECT) and close, the mean
+  std::vector<double> resident_kib;  // queue: after each repetition
+  std::vector<double> descriptors;   // the same
+  std::int64_t end_ns = 0;           // of the monotonic clock
   std::string engine, engine_reason, direct_reason;
   bool direct = false;
   std::size_t block_bytes = 0;
@@ -260,11 +141,23 @@ void measure(Result& result, int repetition, Work work) {
   result.cpu_seconds.push_back(process_cpu_seconds() - cpu_begin);
 }
 
-void transfer(Handle& handle, Direction direction, std::span<std::byte> memory, const File& file) {
-  if (direction == Direction::read) {
-    handle.read(memory, file).wait();
-  } else {
-    handle.write(memory, file).wait();
+tensorferry::Operation begin_transfer(Handle& handle, Direction direction,
+                                      std::span<std::byte> memory, const File& file,
+                                      std::uint64_t offset) {
+  return direction == Direction::read ? handle.read(memory, file, offset)
+                                      : handle.write(memory, file, offset);
+}
+
+void transfer(Handle& handle, Direction direction, std::span<std::byte> memory, const File& file,
+              std::uint64_t offset = 0) {
+  begin_transfer(handle, direction, memory, file, offset).wait();
+}
+
+// Says that all is set up and waits for a line, so that several jobs begin together.
+void wait_to_start() {
+  std::puts("ready");
+  std::fflush(stdout);
+  while (std::getchar() != '\n' && std::feof(stdin) == 0) {
   }
 }
 
@@ -281,22 +174,36 @@ File open_for(const Job& job) {
   return File::open(job.path, job.direction == Direction::read ? Access::read : Access::write);
 }
 
+// One transfer, or one per thread at the same time, one after the other in the file.
+void transfer_all(Handle& handle, const Job& job, std::span<std::byte> memory, const File& file) {
+  std::vector<std::jthread> others;
+  for (unsigned i = 1; i < job.threads; ++i) {
+    others.emplace_back([&, at = i * job.bytes] {
+      transfer(handle, job.direction, memory.subspan(at, job.bytes), file, job.offset + at);
+    });
+  }
+  transfer(handle, job.direction, memory.first(job.bytes), file, job.offset);
+}
+
 Result run_one(const Job& job) {
-  prepare_file(job, job.bytes);
+  const std::size_t bytes = job.bytes * job.threads;
+  prepare_file(job, job.offset + bytes);
   Handle handle(job.options);
-  auto memory = std::make_unique<Memory>(job.memory, job.bytes);
+  auto memory = std::make_unique<Memory>(job.memory, bytes);
   if (job.memory != MemoryKind::fresh) memory->fill(job.seed);
   const File file = open_for(job);
 
   Result result;
-  result.bytes_per_repetition = job.bytes;
+  result.bytes_per_repetition = bytes;
   for (int i = -static_cast<int>(job.warm_up); i < static_cast<int>(job.repeat); ++i) {
     if (job.memory == MemoryKind::fresh) {
       memory.reset();
-      memory = std::make_unique<Memory>(job.memory, job.bytes);
+      memory = std::make_unique<Memory>(job.memory, bytes);
     }
-    measure(result, i, [&] { transfer(handle, job.direction, memory->bytes(), file); });
+    if (i == 0 && job.wait_to_start) wait_to_start();
+    measure(result, i, [&] { transfer_all(handle, job, memory->bytes(), file); });
   }
+  result.end_ns = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   describe(result, job, handle, file);
   return result;
 }
@@ -382,6 +289,53 @@ Result run_sync(const Job& job) {
   return result;
 }
 
+double resident_kib() {
+  std::ifstream statm("/proc/self/statm");
+  double total_pages = 0;
+  double resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * static_cast<double>(sysconf(_SC_PAGESIZE)) / KiB;
+}
+
+double open_descriptors() {
+  const std::filesystem::directory_iterator entries("/proc/self/fd");
+  return static_cast<double>(std::distance(begin(entries), end(entries)));
+}
+
+// Always `in_flight` operations on their way; what a million of them leave behind would show.
+Result run_queue(const Job& job) {
+  constexpr std::size_t in_flight = 64;
+  const std::size_t file_bytes = std::max(job.file_bytes, job.bytes);
+  prepare_file(job, file_bytes);
+  Handle handle(job.options);
+  const Memory memory(job.memory, job.bytes * in_flight);
+  memory.fill(job.seed);
+  const File file = open_for(job);
+  std::mt19937_64 random(job.seed);
+  std::uniform_int_distribution<std::uint64_t> pick(0, file_bytes / job.bytes - 1);
+
+  Result result;
+  result.bytes_per_repetition = job.bytes * job.count;
+  for (int i = -static_cast<int>(job.warm_up); i < static_cast<int>(job.repeat); ++i) {
+    measure(result, i, [&] {
+      std::vector<std::optional<tensorferry::Operation>> operations(in_flight);
+      for (std::size_t n = 0; n < job.count + in_flight; ++n) {
+        std::optional<tensorferry::Operation>& operation = operations[n % in_flight];
+        if (operation) operation->wait();
+        if (n >= job.count) continue;
+        operation = begin_transfer(handle, job.direction,
+                                   memory.bytes().subspan(n % in_flight * job.bytes, job.bytes),
+                                   file, pick(random) * job.bytes);
+      }
+    });
+    if (i < 0) continue;
+    result.resident_kib.push_back(resident_kib());
+    result.descriptors.push_back(open_descriptors());
+  }
+  describe(result, job, handle, file);
+  return result;
+}
+
 Result run_many(const Job& job) {
   std::mt19937_64 random(job.seed);
   std::uniform_int_distribution<std::size_t> pages(1, 16);
@@ -422,6 +376,8 @@ Result run(const Job& job) {
   switch (job.mode) {
     case Mode::one:
       return job.file_state == FileState::created ? run_new_files(job) : run_one(job);
+    case Mode::queue:
+      return run_queue(job);
     case Mode::many:
       return run_many(job);
     case Mode::sync:
@@ -433,7 +389,7 @@ Result run(const Job& job) {
 
 // --- the line of JSON ----------------------------------------------------------------------------
 
-std::string quoted(const std::string& text) {
+std::string json_text(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -457,7 +413,7 @@ std::string list(const std::vector<double>& values) {
 std::string stats_json(const tensorferry::Stats& stats) {
   std::string out = "{";
   const auto add = [&out](const char* name, std::uint64_t value) {
-    out += quoted(name) + ": " + std::to_string(value) + ", ";
+    out += json_text(name) + ": " + std::to_string(value) + ", ";
   };
   add("operations", stats.operations);
   add("failed_operations", stats.failed_operations);
@@ -475,7 +431,7 @@ std::string stats_json(const tensorferry::Stats& stats) {
   add("latency_ns_p99", stats.latency_ns_p99);
   out += "\"fallback_reasons\": [";
   for (std::size_t i = 0; i < stats.fallback_reasons.size(); ++i) {
-    out += (i > 0 ? ", " : "") + quoted(stats.fallback_reasons[i]);
+    out += (i > 0 ? ", " : "") + json_text(stats.fallback_reasons[i]);
   }
   return out + "], \"cpu_seconds\": " + number(stats.cpu_seconds) + "}";
 }
@@ -485,10 +441,10 @@ void print(Result& result) {
   const double cpu = std::accumulate(result.cpu_seconds.begin(), result.cpu_seconds.end(), 0.0);
   const double gigabytes = static_cast<double>(result.bytes_per_repetition) *
                            static_cast<double>(result.seconds.size()) / 1e9;
-  std::string out = "{\"engine\": " + quoted(result.engine) +
-                    ", \"engine_reason\": " + quoted(result.engine_reason) +
+  std::string out = "{\"engine\": " + json_text(result.engine) +
+                    ", \"engine_reason\": " + json_text(result.engine_reason) +
                     ", \"direct\": " + (result.direct ? "true" : "false") +
-                    ", \"direct_reason\": " + quoted(result.direct_reason) +
+                    ", \"direct_reason\": " + json_text(result.direct_reason) +
                     ", \"block_bytes\": " + std::to_string(result.block_bytes) +
                     ", \"bytes\": " + std::to_string(result.bytes_per_repetition) +
                     ", \"seconds\": " + list(result.seconds) +
@@ -502,6 +458,11 @@ void print(Result& result) {
            ", \"p50\": " + number(calls[calls.size() / 2] * 1e6) +
            ", \"p99\": " + number(calls[calls.size() * 99 / 100] * 1e6) + "}" +
            ", \"open_close_us\": " + number(result.open_close_seconds * 1e6);
+  }
+  if (result.end_ns != 0) out += ", \"end_ns\": " + std::to_string(result.end_ns);
+  if (!result.resident_kib.empty()) {
+    out += ", \"resident_kib\": " + list(result.resident_kib) +
+           ", \"descriptors\": " + list(result.descriptors);
   }
   std::printf("%s, \"stats\": %s}\n", out.c_str(), stats_json(result.stats).c_str());
 }
