@@ -9,6 +9,8 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 DIST ?= dist
 ARGS ?=
+AGAINST ?=
+export QUICK
 FUZZ_SECONDS ?= 30
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
@@ -67,11 +69,10 @@ bench: ## Measure this machine and write a report (ARGS=... goes to tensorferry 
 	@$(FERRY) bench --json build/reports/bench.json $(ARGS)
 	@$(FERRY) report build/reports/bench.json -o build/reports/bench.html
 
-compare: ## Measure against fio, DeepSpeed and the targets (ARGS=... goes to compare.py)
+compare: ## Measure against fio, DeepSpeed, others and the targets (QUICK=1, AGAINST=results.json, ARGS=...)
 	@$(SETUP) packages build test
-	@$(SETUP) venv test
 	@$(build_all)
-	@$(PY) benchmarks/compare.py $(ARGS)
+	@$(PY) benchmarks/compare.py $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 python-figures: ## What the Python package adds: import, calls, Ctrl-C, a million reads
 	@$(SETUP) packages build test

@@ -13,7 +13,11 @@ def serve(make: Callable[[], Any]) -> None:
     """Runs the jobs that standard input names on what `make` returns, until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed's builder and its functions print
-    jobs = make()
+    try:
+        jobs = make()
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        raise
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Sample:
     open_close_us: float = 0.0
     repetition_seconds: float = 0.0
     repetition_seconds_max: float = 0.0
+    memory_bytes: float = 0.0
     block_bytes: int = 0
     engine: str = ""
 
@@ -100,29 +102,39 @@ def fio_cpu_seconds(job: dict[str, Any]) -> float:
     return share * float(job["job_runtime"]) / 1000 + 0.001
 
 
-def fio_options(point: FioPoint, direction: str, size: int) -> list[str]:
+def fio_options(
+    point: FioPoint, direction: str, size: int, engine: str = "io_uring"
+) -> list[str]:
+    ring = [f"--fixedbufs={int(point.fixed_buffers)}", "--registerfiles=1"]
+    if engine != "io_uring":
+        ring = []
     return [
-        "--ioengine=io_uring",
+        f"--ioengine={engine}",
         "--direct=1",
         f"--rw={direction}",
         f"--bs={point.block_bytes}",
         f"--iodepth={point.depth}",
-        f"--fixedbufs={int(point.fixed_buffers)}",
-        "--registerfiles=1",
         f"--size={size}",
         # fio at its best: it would otherwise change every block before writing it, and drop the
         # page cache, which direct I/O does not use, at each pass.
         "--scramble_buffers=0",
         "--invalidate=0",
+        *ring,
     ]
 
 
 def fio_large(
-    file: Path, point: FioPoint, direction: str, size: int, repeat: int, continuous: bool = False
+    file: Path,
+    point: FioPoint,
+    direction: str,
+    size: int,
+    repeat: int,
+    continuous: bool = False,
+    engine: str = "io_uring",
 ) -> Sample:
     """`repeat` passes over one file; `continuous` makes them one job without drain in between."""
     passes = f"--io_size={size * repeat}" if continuous else f"--loops={repeat}"
-    options = fio_options(point, direction, size)
+    options = fio_options(point, direction, size, engine)
     command = ["fio", "--output-format=json", "--name=large", f"--filename={file}", passes]
     job = run([*command, *options])["jobs"][0]
     if job[direction]["io_bytes"] != size * repeat:
@@ -134,6 +146,27 @@ def fio_large(
         block_bytes=point.block_bytes,
         engine="fio",
     )
+
+
+def fio_together(
+    file: Path, point: FioPoint, direction: str, size: int, repeat: int, how: str
+) -> Sample:
+    """Two jobs at the same time, "threads" or "processes", each over its own half of the file."""
+    command = ["fio", "--output-format=json", "--name=two", f"--filename={file}", "--numjobs=2"]
+    command += [f"--offset_increment={size}", f"--loops={repeat}"]
+    command += ["--thread"] if how == "threads" else []
+    jobs = run([*command, *fio_options(point, direction, size)])["jobs"]
+    seconds = max(fio_seconds(job, direction) for job in jobs)
+    return Sample(gb_per_second=size * repeat * len(jobs) / 1e9 / seconds, engine="fio")
+
+
+def fio_queue(file: Path, file_bytes: int, count: int) -> Sample:
+    """Direct reads of 4 KiB at random offsets, 64 at a time."""
+    command = ["fio", "--output-format=json", "--name=queue", f"--filename={file}"]
+    command += [f"--io_size={count * 4096}", "--norandommap=1", "--randrepeat=0"]
+    point = FioPoint(4096, 64, True)
+    job = run([*command, *fio_options(point, "randread", file_bytes)])["jobs"][0]
+    return Sample(gb_per_second=count * 4096 / 1e9 / fio_seconds(job, "read"), engine="fio")
 
 
 def fio_new_files(files: list[Path], point: FioPoint, size: int) -> Sample:
@@ -200,6 +233,43 @@ class Ferry:
             block_bytes=report["block_bytes"],
             engine=report["engine"],
         )
+
+    def queue(self, file: Path, file_bytes: int, count: int, repeat: int) -> dict[str, Any]:
+        """Reads of 4 KiB at random offsets, 64 at a time; all that the job says."""
+        report: dict[str, Any] = run(
+            [str(self.program), "--file", str(file), "--mode", "queue", "--bytes", "4K"]
+            + ["--file-bytes", str(file_bytes), "--count", str(count), "--repeat", str(repeat)]
+        )
+        return report
+
+    def processes(self, file: Path, direction: str, size: int, repeat: int) -> Sample:
+        """Two processes that begin at the same moment, each over its own half of the file."""
+        running = []
+        for number in range(2):
+            command = [str(self.program), "--file", str(file), "--direction", direction]
+            command += ["--bytes", str(size), "--offset", str(number * size)]
+            command += ["--repeat", str(repeat), "--wait-to-start"]
+            running.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+        for process in running:
+            assert process.stdout is not None
+            process.stdout.readline()  # "ready"
+        begin_ns = time.monotonic_ns()
+        ends = []
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for process in running:
+            text, _ = process.communicate(timeout=JOB_SECONDS_MAX)
+            if process.returncode != 0:
+                raise JobFailed(f"{' '.join(map(str, process.args))}: {process.returncode}")
+            ends.append(json.loads(text)["end_ns"])
+        seconds = (max(ends) - begin_ns) / 1e9
+        return Sample(gb_per_second=2 * size * repeat / 1e9 / seconds, engine="processes")
 
     def large(self, file: Path, direction: str, size: int, repeat: int, *options: str) -> Sample:
         return self.run(

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from jobs import GIB, ROOT, FioPoint, JobFailed, Sample, fio_options, fio_seconds, run
+from bench import Bench
+from job_process import JobProcess
+from jobs import GIB, FioPoint, JobFailed, Sample, fio_options, fio_seconds, run
 from pairs import Target
+from peers import Peers
 from rows import Row, seconds
-from torch_rows import TorchJobs
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3
 PASSES = 8  # a pass takes a fifth of a second: fewer tell more of the drive's moods than of it
 
 
-class OffloadJobs(TorchJobs):
-    """An offload_jobs.py process, started at its first job."""
-
-    def __init__(self, side: str, folder: Path) -> None:
-        super().__init__(side)
-        self.folder = folder
-
-    def command(self) -> list[str]:
-        program = ROOT / "benchmarks" / "offload_jobs.py"
-        return [sys.executable, str(program), self.side, str(self.folder)]
-
-    def measure(self, kind: str, **options: Any) -> Sample:
-        return self.run(kind, None, **options)
-
-
-def fio_mix(bench: Any, read_bytes: int, written_bytes: int, repeat: int = 1) -> Sample:
+def fio_mix(bench: Bench, read_bytes: int, written_bytes: int, repeat: int = 1) -> Sample:
     """fio reads one file and writes another at the same time, each at its best settings."""
     command = ["fio", "--output-format=json"]
     for direction, size in (("read", read_bytes), ("write", written_bytes)):
@@ -52,33 +36,32 @@ def fio_mix(bench: Any, read_bytes: int, written_bytes: int, repeat: int = 1) ->
     return Sample(repetition_seconds=max(took), engine="fio")
 
 
-def offload_rows(bench: Any) -> list[Row]:
-    folder = bench.read_file.parent
-    ours, memory, theirs = (
-        OffloadJobs(side, folder) for side in ("tensorferry", "torch", "deepspeed")
-    )
-    for jobs in (ours, memory, theirs):
-        bench.at_end.append(jobs.end)
+def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
+    folder = str(bench.read_file.parent)
+    ours = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
+    memory = JobProcess("offload_jobs.py", "torch", peers, "torch", folder)
+    theirs = JobProcess("offload_jobs.py", "deepspeed", peers, "DeepSpeed", folder)
+    bench.at_end += [ours.end, memory.end, theirs.end]
     last: dict[str, Sample] = {}
 
     def our_pass(rows: int) -> Sample:
-        last["pass"] = ours.measure("infer", rows=rows, repeat=PASSES)
+        last["pass"] = ours.run("infer", rows=rows, repeat=PASSES)
         return last["pass"]
 
     def step_limit() -> Sample:
         """The slower of the drive alone and the computation alone."""
         drive = fio_mix(bench, STEP_BYTES, STEP_BYTES)
-        compute = memory.measure("step", repeat=STEPS)
+        compute = memory.run("step", repeat=STEPS)
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
     def pass_limit(rows: int) -> Sample:
         known = last.get("pass") or our_pass(rows)
         read_bytes = int(known.gb_per_second * 1e9 * known.repetition_seconds)
         drive = fio_mix(bench, read_bytes, 0, PASSES)
-        compute = memory.measure("infer", rows=rows, repeat=PASSES)
+        compute = memory.run("infer", rows=rows, repeat=PASSES)
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
-    step = partial(ours.measure, "step", repeat=STEPS)
+    step = partial(ours.run, "step", repeat=STEPS)
     rows = [
         Row(
             "AdamW step, 200 M parameters in fp32, states on NVMe / the drive or torch alone",
@@ -93,8 +76,9 @@ def offload_rows(bench: Any) -> list[Row]:
             "s",
             Target(0.5, at_least=False),
             step,
-            partial(theirs.measure, "step", repeat=1),
+            partial(theirs.run, "step", repeat=1),
             seconds,
+            peer="DeepSpeed",
         ),
     ]
     for batch, name in ((4, "the drive is the limit"), (128, "the processor is")):

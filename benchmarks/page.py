@@ -24,6 +24,7 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--
 th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
 .holds { color: var(--good); font-weight: 600 } .misses { color: var(--bad); font-weight: 600 }
 .unclear { color: var(--open); font-weight: 600 }
+.ahead { color: var(--good) } .behind { color: var(--bad) } .even { color: var(--soft) }
 dl { display: grid; grid-template-columns: 9rem 1fr; gap: .15rem 1rem } dd { margin: 0 }
 dt { color: var(--soft) }
 svg { width: 100%; height: auto; background: var(--panel); border-radius: 6px }
@@ -32,6 +33,9 @@ svg .grid { stroke: var(--line) } svg .bar { fill: var(--blue) }
 svg .dot { fill: var(--blue); opacity: .35 } svg .span { stroke: var(--blue); stroke-width: 3 }
 svg .mid { fill: var(--blue) } svg .target { stroke: var(--bad); stroke-width: 2 }
 """
+
+# Words that are a verdict, each a class of STYLE.
+VERDICTS = ("holds", "misses", "unclear", "ahead", "even", "behind")
 
 # How far the chart of ratios goes.
 RATIO_MAX = 2.5
@@ -72,7 +76,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "number" if column in numbers else ""
-        if text in ("holds", "misses", "unclear"):
+        if text in VERDICTS:
             kind = text
         return f'<{tag} class="{kind}">{escape(text)}</{tag}>'
 
@@ -148,6 +152,66 @@ def ratio_chart(
                 f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 9}" y2="{y + 9}"/>'
             )
     return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
+
+
+# Lines of one chart; the first is ours.
+LINE_COLOURS = ("#2563a8", "#c2571a", "#19794a")
+
+
+def line_chart(
+    x_name: str, unit: str, x_texts: Sequence[str], lines: dict[str, Sequence[float]]
+) -> str:
+    """Values over points that stand at equal distances, as sizes that double do."""
+    width, height, left, bottom, top = 620, 300, 56, 258, 34
+    ticks = steps(0, max(value for values in lines.values() for value in values) * 1.05, 6)
+    across = (width - left - 24) / max(len(x_texts) - 1, 1)
+
+    def at(number: int, value: float) -> tuple[float, float]:
+        return left + across * number, bottom - (bottom - top) * value / ticks[-1]
+
+    parts = []
+    for tick in ticks:
+        y = at(0, tick)[1]
+        parts.append(
+            f'<line class="grid" x1="{left}" x2="{width - 16}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="soft" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.4g}</text>'
+        )
+    for number, text in enumerate(x_texts):
+        x = at(number, 0)[0]
+        parts.append(
+            f'<text class="soft" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">'
+            f"{escape(text)}</text>"
+        )
+    parts.append(
+        f'<text class="soft" x="{(left + width) / 2}" y="{height - 8}" text-anchor="middle">'
+        f"{escape(x_name)}</text>"
+    )
+    parts.append(f'<text class="soft" x="8" y="18">{escape(unit)}</text>')
+    for number, ((name, values), colour) in enumerate(zip(lines.items(), LINE_COLOURS)):
+        spots = [at(i, value) for i, value in enumerate(values)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
+        x = left + 60 + 170 * number
+        parts.append(f'<rect x="{x}" y="9" width="14" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="18">{escape(name)}</text>')
+    return f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+
+
+def picture(svg: str) -> str:
+    """A chart as a file of its own, with its style inside."""
+    style = "".join(line for line in STYLE.splitlines(keepends=True) if line.startswith("svg"))
+    colours = STYLE[STYLE.index(":root") : STYLE.index("body {")]
+    return svg.replace(
+        ' role="img">',
+        ' xmlns="http://www.w3.org/2000/svg" role="img"><style>'
+        + colours
+        + style
+        + "</style>",
+        1,
+    )
 
 
 def write(path: Path, title: str, lead: str, sections: Sequence[tuple[str, str]]) -> None:

@@ -49,9 +49,18 @@ class Figure:
     ratio: float
     low: float
     high: float
-    verdict: str  # holds, misses, unclear, or "" without a target
+    # holds, misses or unclear where there is a target; else ahead, even (1 is in the interval) or
+    # behind
+    verdict: str
 
 
-def figure(ratios: list[float], target: Target | None) -> Figure:
+def standing(low: float, high: float, more_is_better: bool) -> str:
+    if low <= 1 <= high:
+        return "even"
+    return "ahead" if (low > 1) == more_is_better else "behind"
+
+
+def figure(ratios: list[float], target: Target | None, more_is_better: bool = True) -> Figure:
     low, high = interval(ratios)
-    return Figure(median(ratios), low, high, target.verdict(low, high) if target else "")
+    verdict = target.verdict(low, high) if target else standing(low, high, more_is_better)
+    return Figure(median(ratios), low, high, verdict)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from jobs import Sample
 from pairs import Figure, Target, figure
 
+# Units of which more is better; less of all others.
+MORE_IS_BETTER = ("GB/s",)
+
 
 @dataclass
 class Row:
@@ -21,7 +24,18 @@ class Row:
     # The two numbers of a pair whose ratio counts.
     value: Callable[[Sample, Sample], tuple[float, float]]
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
+    peer: str = ""  # without which the row cannot be: a name of peers.py
     disturbed: int = 0  # pairs that are in although others kept the machine busy
+
+    def take(self, ours_first: bool) -> None:
+        """Adds a pair."""
+        if ours_first:
+            ours = self.ours()
+            other = self.other()
+        else:
+            other = self.other()
+            ours = self.ours()
+        self.pairs.append((ours, other))
 
     def values(self) -> list[tuple[float, float]]:
         return [self.value(ours, other) for ours, other in self.pairs]
@@ -29,8 +43,11 @@ class Row:
     def ratios(self) -> list[float]:
         return [ours / other for ours, other in self.values()]
 
+    def more_is_better(self) -> bool:
+        return self.unit in MORE_IS_BETTER
+
     def figure(self) -> Figure:
-        return figure(self.ratios(), self.target)
+        return figure(self.ratios(), self.target, self.more_is_better())
 
 
 def speed(ours: Sample, other: Sample) -> tuple[float, float]:
@@ -47,6 +64,14 @@ def call(ours: Sample, other: Sample) -> tuple[float, float]:
 
 def seconds(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.repetition_seconds, other.repetition_seconds
+
+
+def milliseconds(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.repetition_seconds * 1000, other.repetition_seconds * 1000
+
+
+def memory(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.memory_bytes / 2**20, other.memory_bytes / 2**20
 
 
 def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:

@@ -38,6 +38,11 @@ def load(side: str) -> Any:
     return AsyncIOBuilder().load(verbose=False)
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
 class Jobs:
     def __init__(self, side: str) -> None:
         self.ours = side == "tensorferry"
@@ -73,6 +78,17 @@ class Jobs:
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         gigabytes = size * repeat / 1e9
         return {"gb_per_second": gigabytes / seconds, "cpu_seconds_per_gb": cpu / gigabytes}
+
+    def locked(self, size: int) -> dict:
+        """What page-locked tensors of this size make resident; several, as memory is noisy."""
+        example = torch.empty(0, dtype=torch.uint8)
+        count = max(1, (64 << 20) // size)
+        before = resident_bytes()
+        tensors = [self.handle.new_cpu_locked_tensor(size, example) for _ in range(count)]
+        taken = resident_bytes() - before
+        for tensor in tensors:
+            self.handle.free_cpu_locked_tensor(tensor)
+        return {"memory_bytes": taken / count}
 
     def path(self, file: str, size: int, file_bytes: int, count: int, seed: int) -> dict:
         """Synchronous reads by path at random offsets."""

@@ -1,0 +1,130 @@
+"""The files, the programs and fio's calibrated settings that the rows of compare.py share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from jobs import (
+    GIB,
+    MIB,
+    Ferry,
+    FioPoint,
+    Sample,
+    fio_calls,
+    fio_large,
+    fio_new_files,
+    size_text,
+)
+from progress import Progress
+
+CALL_FILE_BYTES = GIB
+# Enough passes that fio's millisecond matters little.
+PASSES = {256 * MIB: 8, GIB: 2}
+NEW_FILES = {256 * MIB: 4, GIB: 1}
+CPU_BYTES = 8 * GIB
+OUR_IN_FLIGHT_BYTES = 16 * MIB  # what the library chooses for one disk
+CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000, 8 * MIB: 200}
+# Beyond this fio spends its time on filling buffers and gains nothing.
+IN_FLIGHT_BYTES_MAX = 128 * MIB
+FULL_GRID = [
+    FioPoint(kib << 10, depth, fixed)
+    for kib in (128, 256, 512, 1024, 2048, 4096)
+    for depth in (8, 16, 32, 64)
+    for fixed in (True, False)
+    if (kib << 10) * depth <= IN_FLIGHT_BYTES_MAX
+]
+QUICK_GRID = [
+    point
+    for point in FULL_GRID
+    if point.fixed_buffers and point.depth > 8 and point.block_bytes in (512 << 10, MIB, 4 * MIB)
+]
+
+
+class Bench:
+    """The files, the programs and fio's calibrated settings."""
+
+    def __init__(self, folder: Path, program: Path, quick: bool, say: Progress) -> None:
+        self.grid = QUICK_GRID if quick else FULL_GRID
+        self.sizes = [256 * MIB] if quick else [256 * MIB, GIB]
+        self.large = self.sizes[-1]
+        self.cpu_passes = (GIB if quick else CPU_BYTES) // self.large
+        self.calls_share = 4 if quick else 1
+        self.ferry = Ferry(program)
+        self.read_file = folder / "read.bin"
+        self.write_file = folder / "write.bin"
+        self.new_file = folder / "new.bin"
+        self.say = say
+        self.calibration: dict[str, FioPoint] = {}
+        self.calibration_speeds: dict[str, dict[str, float]] = {}
+        self.our_block_bytes: dict[str, int] = {}
+        self.at_end: list[Callable[[], None]] = []
+        self.seed = 0
+
+    def prepare(self) -> None:
+        for file in (self.read_file, self.write_file):
+            self.ferry.large(file, "write", GIB, 1, "--warm-up", "0")
+
+    def file(self, direction: str) -> Path:
+        return self.read_file if direction == "read" else self.write_file
+
+    def fio(self, kind: str, size: int, point: FioPoint) -> Sample:
+        """kind: read, write (over an existing file) or new."""
+        if kind == "new":
+            names = [self.new_file.with_suffix(f".{i}") for i in range(NEW_FILES[size])]
+            return fio_new_files(names, point, size)
+        return fio_large(self.file(kind), point, kind, size, PASSES[size])
+
+    def best_point(self, kind: str, size: int) -> FioPoint:
+        """All points once, the best few three times more; the best median is fio's."""
+        cell = f"{kind} {size_text(size)}"
+        if cell not in self.calibration:
+            once = []
+            for number, point in enumerate(self.grid, 1):
+                self.say(f"calibrating fio: {cell}, {number} of {len(self.grid)}")
+                once.append((self.fio(kind, size, point).gb_per_second, point))
+            once.sort(key=lambda pair: -pair[0])
+            again = {point: [seen] for seen, point in once[: max(3, len(once) // 6)]}
+            for _ in range(3):
+                for point, seen in again.items():
+                    seen.append(self.fio(kind, size, point).gb_per_second)
+            # The first sample chose them, so it does not count.
+            speeds = {point: median(seen[1:]) for point, seen in again.items()}
+            self.calibration[cell] = max(speeds, key=lambda point: speeds[point])
+            self.calibration_speeds[cell] = {str(p): round(v, 3) for p, v in speeds.items()}
+        return self.calibration[cell]
+
+    def fio_best(self, kind: str, size: int) -> Sample:
+        return self.fio(kind, size, self.best_point(kind, size))
+
+    def fio_best_cpu(self, kind: str) -> Sample:
+        best = self.best_point(kind, self.large)
+        return self.fio_cpu(kind, FioPoint(best.block_bytes, best.depth, True))
+
+    def fio_like_ours_cpu(self, kind: str) -> Sample:
+        if kind not in self.our_block_bytes:
+            self.our_block_bytes[kind] = self.pinned(kind, self.large).block_bytes
+        block_bytes = self.our_block_bytes[kind]
+        depth = max(1, OUR_IN_FLIGHT_BYTES // block_bytes)
+        return self.fio_cpu(kind, FioPoint(block_bytes, depth, True))
+
+    def fio_cpu(self, kind: str, point: FioPoint) -> Sample:
+        return fio_large(self.file(kind), point, kind, self.large, self.cpu_passes, continuous=True)
+
+    def pinned(self, kind: str, size: int, *options: str) -> Sample:
+        if kind == "new":
+            return self.ferry.new_files(self.new_file, size, NEW_FILES[size])
+        return self.ferry.large(self.file(kind), kind, size, PASSES[size], *options)
+
+    def calls(self, mode: str, size: int, memory: str) -> Sample:
+        self.seed += 1
+        return self.ferry.calls(
+            self.read_file, mode, size, CALL_FILE_BYTES, self.count(size), memory, self.seed
+        )
+
+    def count(self, size: int) -> int:
+        return CALLS[size] // self.calls_share
+
+    def psync(self, size: int) -> Sample:
+        return fio_calls(self.read_file, size, CALL_FILE_BYTES, self.count(size))

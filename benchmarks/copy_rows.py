@@ -1,0 +1,68 @@
+"""The rows of compare.py about copies in memory: copy() against memcpy, by size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs import MIB, ROOT, Sample, run, size_text
+from pairs import Target
+from rows import Row, speed
+
+PROGRAM = ROOT / "build" / "release" / "benchmarks" / "copy_benchmark"
+PAIRS_AT_A_TIME = 5  # starting the program takes longer than a pair
+# From, to, what copy() is told, sizes. Only streaming promises to be faster than memcpy; "never
+# slower beyond noise" is 1 within the interval.
+SITUATIONS = [
+    ("hot", "cold", "cold", (64 << 10, 256 << 10, MIB, 4 * MIB)),
+    ("cold", "cold", "cold", (64 << 10, MIB, 64 * MIB)),
+    ("hot", "hot", "any", (4 << 10, 64 << 10, MIB)),
+    ("hot", "cold", "any", (4 << 10, 64 << 10, MIB)),
+    ("cold", "cold", "any", (4 << 10, 64 << 10, MIB, 64 * MIB)),
+]
+SLOT = ("hot", "cold", "cold", MIB)
+
+
+@dataclass
+class CopyRow(Row):
+    """Its pairs come several at a time from one run of copy_benchmark."""
+
+    arguments: tuple[str, ...] = ()
+    size: int = 0
+    waiting: list[tuple[Sample, Sample]] | None = None
+
+    def take(self, ours_first: bool) -> None:
+        if not self.waiting:
+            taken = run([str(PROGRAM), str(PAIRS_AT_A_TIME), *self.arguments])
+            self.waiting = [
+                (self.sample(ours), self.sample(other))
+                for ours, other in zip(taken["copy"], taken["memcpy"], strict=True)
+            ]
+        self.pairs.append(self.waiting.pop())
+
+    def sample(self, seconds: float) -> Sample:
+        return Sample(gb_per_second=self.size / 1e9 / seconds)
+
+
+def nothing() -> Sample:
+    return Sample()
+
+
+def copy_rows() -> list[Row]:
+    rows: list[Row] = []
+    for source, destination, told, sizes in SITUATIONS:
+        for size in sizes:
+            streamed = (source, destination, told, size) == SLOT
+            advice = ", told that it is cold" if told == "cold" else ""
+            rows.append(
+                CopyRow(
+                    f"copy {size_text(size)}, {source} to {destination}{advice} / memcpy",
+                    "GB/s",
+                    Target(1.5, at_least=True) if streamed else Target(1.0, at_least=True),
+                    nothing,
+                    nothing,
+                    speed,
+                    arguments=(source, destination, told, str(size)),
+                    size=size,
+                )
+            )
+    return rows

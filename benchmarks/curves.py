@@ -1,0 +1,184 @@
+"""What compare.py draws: how speed and cost grow with depth, block, workers, size and number.
+
+A curve has several lines over the same points. Rounds go over all points and lines in turn, so
+that each sees the whole span of time; a point is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+from bench import Bench
+from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
+from pairs import Target
+from rows import Row
+
+DEPTHS = (1, 2, 4, 8, 16, 32, 64)
+BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
+WORKERS = (1, 2, 4)
+SIZES = tuple((4 << 10) << (3 * step) for step in range(8))  # 4 KiB to 8 GiB
+SIZES_QUICK = tuple(size for size in SIZES if size <= GIB)
+FILE_BYTES = 256 * MIB
+MILLION = 1_000_000
+STEPS = 10  # a million operations in ten steps
+
+
+@dataclass
+class Curve:
+    title: str
+    x_name: str
+    unit: str
+    points: tuple[int, ...]
+    lines: dict[str, Callable[[int], float]]
+    x_text: Callable[[int], str] = str
+    taken: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    picture: bool = True  # all lines have the same unit
+
+    def measure(self, rounds: int, say: Callable[[str], None]) -> None:
+        for number in range(rounds):
+            for point in self.points:
+                say(f"{self.title}: round {number + 1} of {rounds}, {self.x_text(point)}")
+                for name, take in self.lines.items():
+                    self.taken.setdefault((name, point), []).append(take(point))
+
+    def value(self, name: str, point: int) -> float:
+        return median(self.taken[name, point])
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        unit = f", {self.unit}" if self.unit else ""
+        head = [self.x_name, *(name + unit for name in self.lines)]
+        rows = [
+            [self.x_text(point), *(f"{self.value(name, point):.3g}" for name in self.lines)]
+            for point in self.points
+        ]
+        return head, rows
+
+
+def passes(size: int) -> int:
+    """Enough for half a gigabyte, or a thousand."""
+    return max(1, min(1000, GIB // 2 // size))
+
+
+def curves(bench: Bench, quick: bool) -> list[Curve]:
+    file = bench.read_file
+
+    def workers(memory: str) -> Callable[[int], float]:
+        def take(count: int) -> float:
+            words = ("--memory", memory, "--workers", str(count))
+            return bench.ferry.large(file, "read", FILE_BYTES, 2, *words).gb_per_second
+
+        return take
+
+    def fio(point: FioPoint) -> float:
+        return fio_large(file, point, "read", FILE_BYTES, 4).gb_per_second
+
+    def fixed(name: str, value: int) -> Callable[[int], float]:
+        """Ours with one setting given and the other by the point."""
+        other = "--queue-depth" if name == "--block-bytes" else "--block-bytes"
+
+        def take(point: int) -> float:
+            words = (name, str(value), other, str(point))
+            return bench.ferry.large(file, "read", FILE_BYTES, 2, *words).gb_per_second
+
+        return take
+
+    def by_size(size: int, memory: str) -> float:
+        words = ("--memory", memory)
+        return bench.ferry.large(file, "read", size, passes(size), *words).gb_per_second
+
+    def fio_by_size(size: int) -> float:
+        if size <= MIB:  # one at a time, as ours; fio's clock is too coarse for a pass
+            return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
+        best = bench.best_point("read", bench.large)
+        return fio_large(file, best, "read", size, passes(size)).gb_per_second
+
+    return [
+        Curve(
+            "Queue depth, blocks of 1 MiB, read of 256 MiB",
+            "queue depth",
+            "GB/s",
+            DEPTHS,
+            {
+                "tensorferry": fixed("--block-bytes", MIB),
+                "fio": lambda depth: fio(FioPoint(MIB, depth, True)),
+            },
+        ),
+        Curve(
+            "Block size at depth 16, read of 256 MiB",
+            "block",
+            "GB/s",
+            BLOCKS,
+            {
+                "tensorferry": fixed("--queue-depth", 16),
+                "fio": lambda block: fio(FioPoint(block, 16, True)),
+            },
+            x_text=size_text,
+        ),
+        Curve(
+            "Workers, read of 256 MiB",
+            "workers",
+            "GB/s",
+            WORKERS,
+            {
+                "page-locked": workers("pinned"),
+                "ordinary memory": workers("ordinary"),
+            },
+        ),
+        Curve(
+            "Size of one tensor, one read at a time",
+            "bytes",
+            "GB/s",
+            SIZES_QUICK if quick else SIZES,
+            {
+                "page-locked": partial(by_size, memory="pinned"),
+                "ordinary memory": partial(by_size, memory="ordinary"),
+                "fio": fio_by_size,
+            },
+            x_text=size_text,
+        ),
+    ]
+
+
+def million(bench: Bench, operations: int = MILLION) -> tuple[Curve, list[Row]]:
+    """Reads of 4 KiB, 64 at a time; time and memory after every tenth of them."""
+    step = operations // STEPS
+    report = bench.ferry.queue(bench.read_file, GIB, step, STEPS)
+    points = tuple(step * (number + 1) for number in range(STEPS))
+    measured = {
+        "us each": [seconds / step * 1e6 for seconds in report["seconds"]],
+        "resident MiB": [kib / 1024 for kib in report["resident_kib"]],
+        "descriptors": report["descriptors"],
+    }
+    curve = Curve(
+        f"{operations:,} operations of 4 KiB, 64 at a time",
+        "operations",
+        "",
+        points,
+        {name: float for name in measured},
+        x_text=lambda point: f"{point:,}",
+        picture=False,
+    )
+    for name, values in measured.items():
+        for point, value in zip(points, values, strict=True):
+            curve.taken[name, point] = [value]
+    rows = []
+    half = STEPS // 2
+    for name, unit, limit in (("us each", "us", 1.05), ("resident MiB", "MiB", 1.01)):
+        values = measured[name]
+        row = Row(
+            f"{operations:,} operations, {name}: second half / first half",
+            unit,
+            Target(limit, at_least=False),
+            Sample,
+            Sample,
+            lambda ours, other: (ours.memory_bytes, other.memory_bytes),
+        )
+        row.pairs = [
+            (Sample(memory_bytes=late), Sample(memory_bytes=early))
+            for early, late in zip(values[:half], values[half:], strict=True)
+        ]
+        rows.append(row)
+    return curve, rows

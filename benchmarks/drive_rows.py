@@ -1,0 +1,215 @@
+"""The rows of compare.py that need no torch: the library against fio and against itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench import CALLS, PASSES, Bench
+from jobs import GIB, MIB, FioPoint, Sample, fio_large, fio_queue, fio_together, size_text
+from pairs import Target
+from rows import Row, call, call_less_open, cpu, speed
+
+QUEUE_COUNT = 50_000
+
+
+def large_rows(bench: Bench) -> list[Row]:
+    rows = []
+    sizes = bench.sizes
+    names = {"read": "read", "write": "overwrite", "new": "write of a new file"}
+    for kind, name in names.items():
+        for size in sizes:
+            rows.append(
+                Row(
+                    f"page-locked {name}, {size_text(size)} / fio",
+                    "GB/s",
+                    Target(0.98, at_least=True),
+                    partial(bench.pinned, kind, size),
+                    partial(bench.fio_best, kind, size),
+                    speed,
+                )
+            )
+    for kind in ("read", "write"):
+        for size in sizes:
+            rows.append(
+                Row(
+                    f"ordinary memory {names[kind]}, {size_text(size)} / page-locked",
+                    "GB/s",
+                    Target(0.90, at_least=True),
+                    partial(bench.pinned, kind, size, "--memory", "ordinary"),
+                    partial(bench.pinned, kind, size),
+                    speed,
+                )
+            )
+    for memory, name in (("pinned", "page-locked"), ("ordinary", "reused")):
+        for size in sizes:
+            rows.append(
+                Row(
+                    f"fresh memory read, {size_text(size)} / {name}",
+                    "GB/s",
+                    None,
+                    partial(bench.pinned, "read", size, "--memory", "fresh"),
+                    partial(bench.pinned, "read", size, "--memory", memory),
+                    speed,
+                )
+            )
+    return rows
+
+
+def call_rows(bench: Bench) -> list[Row]:
+    rows = []
+    # Beyond the inline limit a call goes to the engine, which no target is about.
+    target = {size: Target(1.25, at_least=False) for size in CALLS if size <= MIB}
+    for memory, name in (("pinned", "page-locked"), ("ordinary", "ordinary memory")):
+        for size in CALLS:
+            rows.append(
+                Row(
+                    f"synchronous read on a File, {name}, {size_text(size)} / fio psync",
+                    "us",
+                    target.get(size),
+                    partial(bench.calls, "sync", size, memory),
+                    partial(bench.psync, size),
+                    call,
+                )
+            )
+    for size in CALLS:
+        rows.append(
+            Row(
+                f"synchronous read by path less open and close, {size_text(size)} / fio psync",
+                "us",
+                target.get(size),
+                partial(bench.calls, "path", size, "pinned"),
+                partial(bench.psync, size),
+                call_less_open,
+            )
+        )
+    return rows
+
+
+def cpu_rows(bench: Bench) -> list[Row]:
+    """fio with fixed buffers: at its fastest settings, and with the blocks and depth we use."""
+    fio_alternatives = (
+        ("at its fastest", bench.fio_best_cpu),
+        ("with our blocks", bench.fio_like_ours_cpu),
+    )
+    return [
+        Row(
+            f"CPU time, {kind}, page-locked {size_text(bench.large)} / fio {name}",
+            "ms/GB",
+            Target(1.1, at_least=False),
+            partial(bench.ferry.large, bench.file(kind), kind, bench.large, bench.cpu_passes),
+            partial(other, kind),
+            cpu,
+        )
+        for kind in ("read", "write")
+        for name, other in fio_alternatives
+    ]
+
+
+def engine_rows(bench: Bench) -> list[Row]:
+    return [
+        Row(
+            f"{engine} {kind}, page-locked {size_text(bench.large)} / io_uring",
+            "GB/s",
+            Target(target, at_least=True),
+            partial(bench.pinned, kind, bench.large, "--engine", engine),
+            partial(bench.pinned, kind, bench.large, "--engine", "io_uring"),
+            speed,
+        )
+        for engine, target in (("libaio", 0.9), ("threads", 0.8))
+        for kind in ("read", "write")
+    ]
+
+
+def other_engine_rows(bench: Bench) -> list[Row]:
+    """fio with its other engines, at the block size and depth that are best with io_uring."""
+
+    def fio(kind: str, engine: str) -> Sample:
+        size = bench.large
+        point = FioPoint(MIB, 1, False) if engine == "psync" else bench.best_point(kind, size)
+        return fio_large(bench.file(kind), point, kind, size, PASSES[size], engine=engine)
+
+    return [
+        Row(
+            f"page-locked {name}, {size_text(bench.large)} / fio {engine}",
+            "GB/s",
+            None,
+            partial(bench.pinned, kind, bench.large),
+            partial(fio, kind, engine),
+            speed,
+        )
+        for engine in ("libaio", "psync")
+        for kind, name in (("read", "read"), ("write", "overwrite"))
+    ]
+
+
+def together_rows(bench: Bench) -> list[Row]:
+    """Two threads with one Handle, two processes with one each; fio's with a ring each."""
+    half = bench.large // 2
+
+    def ours(kind: str, how: str) -> Sample:
+        file = bench.file(kind)
+        if how == "processes":
+            return bench.ferry.processes(file, kind, half, 4)
+        return bench.ferry.large(file, kind, half, 4, "--threads", "2")
+
+    def fio(kind: str, how: str) -> Sample:
+        best = bench.best_point(kind, bench.large)
+        return fio_together(bench.file(kind), best, kind, half, 4, how)
+
+    return [
+        Row(
+            f"two {how}, {name} of {size_text(half)} each / fio with two",
+            "GB/s",
+            None,
+            partial(ours, kind, how),
+            partial(fio, kind, how),
+            speed,
+        )
+        for how in ("threads", "processes")
+        for kind, name in (("read", "read"), ("write", "overwrite"))
+    ]
+
+
+def shape_rows(bench: Bench) -> list[Row]:
+    """Odd sizes at odd offsets, and many small operations at a time."""
+    size = 256 * MIB
+    odd = ("--offset", "7", "--memory", "ordinary")
+
+    def queue() -> Sample:
+        report = bench.ferry.queue(bench.read_file, GIB, QUEUE_COUNT, 1)
+        return Sample(gb_per_second=report["gb_per_second"])
+
+    rows = [
+        Row(
+            f"{name} of 13 bytes less than 256 MiB at offset 7 / whole blocks",
+            "GB/s",
+            None,
+            partial(bench.ferry.large, bench.file(kind), kind, size - 13, 8, *odd),
+            partial(bench.ferry.large, bench.file(kind), kind, size, 8, "--memory", "ordinary"),
+            speed,
+        )
+        for kind, name in (("read", "read"), ("write", "overwrite"))
+    ]
+    rows.append(
+        Row(
+            "operations of 4 KiB, 64 at a time, random reads / fio",
+            "GB/s",
+            None,
+            queue,
+            partial(fio_queue, bench.read_file, GIB, QUEUE_COUNT),
+            speed,
+        )
+    )
+    return rows
+
+
+def drive_rows(bench: Bench) -> list[Row]:
+    return [
+        *large_rows(bench),
+        *other_engine_rows(bench),
+        *call_rows(bench),
+        *cpu_rows(bench),
+        *engine_rows(bench),
+        *together_rows(bench),
+        *shape_rows(bench),
+    ]

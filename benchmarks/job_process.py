@@ -1,0 +1,73 @@
+"""A process that compare.py keeps and gives jobs to, in the environment of a peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from functools import partial
+from typing import Any
+
+from jobs import ROOT, JobFailed, Sample
+from peers import Peers
+
+
+class JobProcess:
+    """A program of this folder that serves jobs (see job_lines.py). At its first job the
+    environment is made, if need be, and the program started."""
+
+    def __init__(self, program: str, side: str, peers: Peers, peer: str, *arguments: str) -> None:
+        self.side = side
+        self.python = partial(peers.python, peer)
+        self.command = [str(ROOT / "benchmarks" / program), side, *arguments]
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, kind: str, **options: Any) -> Sample:
+        return Sample(engine=self.side, **self.answer(kind, **options))
+
+    def answer(self, kind: str, **options: Any) -> dict[str, Any]:
+        if self.process is None:
+            self.start()
+        return self.ask(json.dumps({"kind": kind, **options}, default=str))
+
+    def start(self) -> None:
+        python = self.python()
+        env = os.environ | {
+            "PYTHONPATH": str(ROOT / "build" / "release" / "python"),
+            # Built once, in five minutes, and kept.
+            "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "deepspeed_op"),
+        }
+        env.pop("TENSORFERRY_DEEPSPEED", None)
+        # Its tools, as ninja, are beside its Python.
+        env["PATH"] = f"{python.parent}:{env.get('PATH', '')}"
+        self.process = subprocess.Popen(
+            [str(python), *self.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=env,
+        )
+        self.ask(None)
+
+    def ask(self, job: str | None) -> dict[str, Any]:
+        assert self.process and self.process.stdin and self.process.stdout
+        if job is not None:
+            self.process.stdin.write(job + "\n")
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise JobFailed(
+                f"{self.side}: ended with {self.process.wait()}; try by hand: "
+                f"{' '.join(self.command)}"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise JobFailed(f"{self.side}: {answer['error']}")
+        return answer
+
+    def end(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait(timeout=60)
+            self.process = None

@@ -1,0 +1,92 @@
+"""The rows of compare.py about other ways to save and load tensors, and about imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from bench import Bench
+from job_process import JobProcess
+from jobs import ROOT, JobFailed, Sample, size_text
+from peers import Peers
+from rows import Row, milliseconds, speed
+
+SMALL_TENSORS = 10_000
+# How it saves (some only load), how it loads, the side of peer_jobs.py and the peer.
+WAYS = [
+    ("torch.save", "torch.load", "torch", "torch"),
+    ("", "torch.load(mmap=True)", "torch mmap", "torch"),
+    ("safetensors", "safetensors", "safetensors", "safetensors"),
+    ("NumPy tofile", "NumPy fromfile", "NumPy", "NumPy"),
+    ("", "fastsafetensors", "fastsafetensors", "fastsafetensors"),
+    ("", "runai-model-streamer", "runai-model-streamer", "runai-model-streamer"),
+    ("tensornvme", "tensornvme", "tensornvme", "tensornvme"),
+    ("kvikio", "kvikio", "kvikio", "kvikio"),
+]
+IMPORTS = {
+    "torch": "torch",
+    "NumPy": "numpy",
+    "safetensors": "safetensors.torch",
+    "fastsafetensors": "fastsafetensors",
+    "runai-model-streamer": "runai_model_streamer",
+    "tensornvme": "tensornvme",
+    "DeepSpeed": "deepspeed",
+}
+
+
+def peer_rows(bench: Bench, peers: Peers) -> list[Row]:
+    def process(side: str, peer: str) -> JobProcess:
+        file = bench.read_file.parent / f"{side.replace(' ', '-')}.bin"
+        made = JobProcess("peer_jobs.py", side, peers, peer, str(file))
+        bench.at_end.append(made.end)
+        return made
+
+    ours = process("tensorferry", "torch")
+    size = bench.large
+    one = {"count": 1, "size": size}
+    many = {"count": SMALL_TENSORS, "size": 0}
+    rows: dict[str, list[Row]] = {"save": [], "load": [], "many": []}
+    for save_name, load_name, side, peer in WAYS:
+        theirs = process(side, peer)
+        for group, kind, what, name, options in (
+            ("save", "save", f"a tensor of {size_text(size)}", save_name, one),
+            ("load", "load", f"a tensor of {size_text(size)}", load_name, one),
+            ("many", "load", f"{SMALL_TENSORS:,} tensors of 4 to 64 KiB", load_name, many),
+        ):
+            if name:
+                mine, other = (partial(who.run, kind, **options) for who in (ours, theirs))
+                row = Row(f"{kind} {what} / {name}", "GB/s", None, mine, other, speed, peer=peer)
+                rows[group].append(row)
+    return [*rows["save"], *rows["load"], *rows["many"]]
+
+
+def import_time(python: Path, module: str) -> Sample:
+    """What an import takes beyond starting Python."""
+    code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    env = {"PYTHONPATH": str(ROOT / "build" / "release" / "python"), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, env=os.environ | env, check=False
+    )
+    if done.returncode != 0:
+        raise JobFailed(f"import {module}: {done.stderr.strip().splitlines()[-1]}")
+    return Sample(repetition_seconds=float(done.stdout.split()[-1]))
+
+
+def import_rows(peers: Peers) -> list[Row]:
+    def timed(peer: str, module: str) -> Sample:
+        return import_time(peers.python(peer), module)
+
+    return [
+        Row(
+            f"import / import {module}",
+            "ms",
+            None,
+            partial(timed, "torch", "tensorferry"),
+            partial(timed, peer, module),
+            milliseconds,
+            peer=peer,
+        )
+        for peer, module in IMPORTS.items()
+    ]

@@ -1,0 +1,194 @@
+"""What compare.py has found: as a table, as JSON, as an HTML page, and against an earlier run."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import page
+from bench import Bench
+from curves import Curve
+from peers import Peers
+from rows import MORE_IS_BETTER, Row
+
+HEAD = ["what / against what", "ours", "other", "unit", "ratio", "95 % interval", "target", ""]
+NUMBERS = (1, 2, 4, 5, 6)
+METHOD = (
+    "Each row is a ratio of two jobs. fio's best settings are found in a calibration first; then "
+    "every row gets fresh pairs of jobs, one right after the other on the same file, the order "
+    "alternating, the rows taking turns. The figure is the median of the paired ratios with its "
+    "95 % interval. A target holds when the interval reaches it and its far end is within 5 % of "
+    "it; it is unclear when the interval reaches it but is wider. Where there is no target, even "
+    "means that 1 lies in the interval: the noise does not tell who is better."
+)
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    lines = []
+    for row in rows:
+        result, values = row.figure(), row.values()
+        lines.append(
+            [
+                row.name,
+                f"{median(v[0] for v in values):.4g}",
+                f"{median(v[1] for v in values):.4g}",
+                row.unit,
+                f"{result.ratio:.3f}",
+                f"{result.low:.3f} to {result.high:.3f}",
+                str(row.target or ""),
+                result.verdict,
+            ]
+        )
+    return lines
+
+
+def summary(rows: list[Row]) -> str:
+    verdicts = [row.figure().verdict for row in rows]
+    count = {word: verdicts.count(word) for word in page.VERDICTS}
+    pairs = sum(len(row.pairs) for row in rows)
+    disturbed = sum(row.disturbed for row in rows)
+    return (
+        f"{count['holds']} targets hold, {count['misses']} are missed, {count['unclear']} are "
+        f"unclear; of the rows without a target {count['ahead']} are ahead, {count['even']} even, "
+        f"{count['behind']} behind; {pairs} pairs, {disturbed} of them on a busy machine"
+    )
+
+
+def as_json(
+    rows: list[Row], curves: list[Curve], bench: Bench, peers: Peers, facts: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": facts,
+        "peers": peers.versions,
+        "peers_missing": peers.missing,
+        "calibration": {cell: asdict(point) for cell, point in bench.calibration.items()},
+        "calibration_gb_per_second": bench.calibration_speeds,
+        "rows": [
+            {
+                "name": row.name,
+                "unit": row.unit,
+                "target": str(row.target or ""),
+                **asdict(row.figure()),
+                "pairs_disturbed": row.disturbed,
+                "pairs": [[rounded(ours), rounded(other)] for ours, other in row.values()],
+            }
+            for row in rows
+        ],
+        "curves": [
+            {
+                "title": curve.title,
+                "unit": curve.unit,
+                curve.x_name: list(curve.points),
+                "lines": {
+                    name: [rounded(curve.value(name, point)) for point in curve.points]
+                    for name in curve.lines
+                },
+            }
+            for curve in curves
+        ],
+    }
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def write(
+    rows: list[Row],
+    curves: list[Curve],
+    bench: Bench,
+    peers: Peers,
+    facts: dict[str, str],
+    output: Path,
+) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    found = as_json(rows, curves, bench, peers, facts)
+    text = json.dumps(found, indent=1)
+    (output / "compare.json").write_text(text + "\n")
+    markdown = page.markdown_table(HEAD, table(rows))
+    sections = [("Results", page.table(HEAD, table(rows), NUMBERS))]
+    chart = ratio_chart(rows)
+    sections.append(("Every pair", page.paragraph(CHART_TEXT) + chart))
+    (output / "compare-ratios.svg").write_text(page.picture(chart))
+    for number, curve in enumerate(curves, 1):
+        head, lines = curve.table()
+        markdown += f"\n{curve.title}:\n\n" + page.markdown_table(head, lines)
+        drawing = ""
+        if curve.picture:
+            values = {n: [curve.value(n, p) for p in curve.points] for n in curve.lines}
+            texts = [curve.x_text(point) for point in curve.points]
+            drawing = page.line_chart(curve.x_name, curve.unit, texts, values)
+            (output / f"compare-curve-{number}.svg").write_text(page.picture(drawing))
+        table_html = page.table(head, lines, tuple(range(1, len(head))))
+        sections.append((curve.title, drawing + table_html))
+    (output / "compare.md").write_text(markdown)
+    points = [[cell, str(point)] for cell, point in bench.calibration.items()]
+    sections += [
+        ("Method", page.paragraph(METHOD)),
+        ("fio's best settings", page.table(["what", "settings"], points)),
+        ("Machine", page.facts_list(facts)),
+        ("Peers", page.facts_list(peers.versions)),
+    ]
+    if peers.missing:
+        sections.append(("Peers that cannot be had here", page.facts_list(peers.missing)))
+    lead = f"{found['date']}; {summary(rows)}."
+    page.write(output / "compare.html", "tensorferry, side by side", lead, sections)
+
+
+CHART_TEXT = (
+    "Dots are pairs, thick lines the 95 % intervals of the medians, red marks the targets: right "
+    "of it is better for speeds, left for latencies, CPU time and memory. What lies beyond the "
+    "edge is drawn at the edge."
+)
+
+
+def ratio_chart(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        told = row.figure()
+        target = row.target.value if row.target else None
+        lines.append((row.name, row.ratios(), told.ratio, told.low, told.high, target))
+    return page.ratio_chart(lines)
+
+
+def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
+    """The rows whose whole interval is now on the worse side of the whole interval of before."""
+    earlier = {row["name"]: row for row in before["rows"]}
+    found = []
+    for row in now["rows"]:
+        old = earlier.get(row["name"])
+        if old is None:
+            continue
+        if row["unit"] in MORE_IS_BETTER:
+            worse = row["high"] < old["low"]
+        else:
+            worse = row["low"] > old["high"]
+        if worse:
+            found.append(
+                [
+                    row["name"],
+                    *(f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in (old, row)),
+                ]
+            )
+    return found
+
+
+def against(path: Path, output: Path) -> int:
+    """Prints what has fallen since; returns how many rows."""
+    before = json.loads(path.read_text())
+    now = json.loads((output / "compare.json").read_text())
+    names = {row["name"] for row in before["rows"]}
+    known = [row for row in now["rows"] if row["name"] in names]
+    worse = fallen(before, now)
+    if worse:
+        print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
+    print(
+        f"against {path} of {before['date']}: {len(worse)} of {len(known)} ratios fell by more "
+        f"than the noise; {len(now['rows']) - len(known)} rows are new"
+    )
+    return len(worse)
