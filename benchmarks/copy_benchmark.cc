@@ -1,8 +1,9 @@
 // How copy() compares with memcpy, by length, by what is in cache and by what copy() is told.
 //
 //   copy_benchmark [pairs]               all of it, as a table
-//   copy_benchmark pairs FROM TO TOLD BYTES   one line of JSON: the seconds of each pair.
-//                                        FROM and TO are hot or cold, TOLD is any or cold
+//   copy_benchmark pairs FROM TO TOLD BYTES [stores]   one line of JSON: the seconds of each pair.
+//                                        FROM and TO are hot or cold, TOLD is any or cold; with
+//                                        "stores" against streaming stores that read nothing
 //
 // A figure is the median, with the quartiles, of the paired ratios memcpy time / copy time: above
 // 1 copy() is faster. A batch is timed after an untimed one of the same kind, so that nobody pays
@@ -17,6 +18,10 @@
 #include <vector>
 
 #include "tensorferry/copy.h"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace {
 
@@ -72,20 +77,36 @@ struct Situation {
 
 struct Arenas {
   std::unique_ptr<std::byte[]> source{new std::byte[arena_bytes]};
-  std::unique_ptr<std::byte[]> destination{new std::byte[arena_bytes]};
+  std::unique_ptr<std::byte[]> destination{new std::byte[arena_bytes]};  // 16-byte aligned
 };
 
 struct Pairs {
   std::vector<double> plain_seconds, our_seconds, ratios;  // per copy
 };
 
+using Copy = void (*)(std::span<std::byte> to, std::span<const std::byte> from);
+
+void plain_copy(std::span<std::byte> to, std::span<const std::byte> from) {
+  std::memcpy(to.data(), from.data(), to.size());
+}
+
+// The limit of every copy to cold memory: what the processor can write past its caches.
+void stores_alone(std::span<std::byte> to, std::span<const std::byte> from) {
+#if defined(__x86_64__)
+  const auto value = _mm_set1_epi8(static_cast<char>(from[0]));
+  for (std::size_t at = 0; at + 16 <= to.size(); at += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to.data() + at), value);
+  }
+  _mm_sfence();
+#else
+  std::memset(to.data(), static_cast<int>(from[0]), to.size());
+#endif
+}
+
 Pairs measure(const Arenas& arenas, const Situation& situation, Destination told, std::size_t bytes,
-              unsigned pairs) {
+              unsigned pairs, Copy plain = plain_copy) {
   Walk from(arenas.source.get(), situation.source, bytes);
   Walk to(arenas.destination.get(), situation.destination, bytes);
-  const auto plain = [](std::span<std::byte> t, std::span<const std::byte> f) {
-    std::memcpy(t.data(), f.data(), t.size());
-  };
   const auto ours = [told](std::span<std::byte> t, std::span<const std::byte> f) {
     tensorferry::copy(t, f, told);
   };
@@ -123,7 +144,7 @@ void print_json(const Pairs& pairs) {
   std::printf("{");
   list("copy", pairs.our_seconds);
   std::printf("], ");
-  list("memcpy", pairs.plain_seconds);
+  list("other", pairs.plain_seconds);
   std::printf("]}\n");
 }
 
@@ -150,7 +171,7 @@ int main(int argument_count, char** arguments) {
   const Arenas arenas;
   std::memset(arenas.source.get(), 1, arena_bytes);
   std::memset(arenas.destination.get(), 2, arena_bytes);
-  if (argument_count != 6) {
+  if (argument_count < 6) {
     measure_all(arenas, pairs);
     return 0;
   }
@@ -165,5 +186,6 @@ int main(int argument_count, char** arguments) {
     std::fprintf(stderr, "copy_benchmark: BYTES is 1 to %zu\n", arena_bytes);
     return 2;
   }
-  print_json(measure(arenas, situation, told, bytes, pairs));
+  const Copy other = argument_count > 6 ? stores_alone : plain_copy;
+  print_json(measure(arenas, situation, told, bytes, pairs, other));
 }

@@ -35,7 +35,7 @@ class CopyRow(Row):
             taken = run([str(PROGRAM), str(PAIRS_AT_A_TIME), *self.arguments])
             self.waiting = [
                 (self.sample(ours), self.sample(other))
-                for ours, other in zip(taken["copy"], taken["memcpy"], strict=True)
+                for ours, other in zip(taken["copy"], taken["other"], strict=True)
             ]
         self.pairs.append(self.waiting.pop())
 
@@ -48,7 +48,18 @@ def nothing() -> Sample:
 
 
 def copy_rows() -> list[Row]:
-    rows: list[Row] = []
+    rows: list[Row] = [
+        CopyRow(
+            "copy 1 MiB, hot to cold, told that it is cold / streaming stores that read nothing",
+            "GB/s",
+            None,
+            nothing,
+            nothing,
+            speed,
+            arguments=("hot", "cold", "cold", str(MIB), "stores"),
+            size=MIB,
+        )
+    ]
     for source, destination, told, sizes in SITUATIONS:
         for size in sizes:
             streamed = (source, destination, told, size) == SLOT

@@ -34,7 +34,7 @@ bool on_main_thread() noexcept { return ::getpid() == ::gettid(); }
 
 Unlocked::~Unlocked() {
   ++returning;
-  if (!on_main_thread() && finalizing()) {
+  if (finalizing() && !on_main_thread()) {
     --returning;
     for (;;) ::pause();
   }

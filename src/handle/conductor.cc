@@ -89,6 +89,14 @@ Status check_options(const HandleOptions& options) {
   return Nothing{};
 }
 
+// One small transfer through slots, and nothing else: in quarters, so that the copy of one goes on
+// while the others are on their way.
+std::size_t slot_block_bytes_alone(const Limits& limits, const Part& part) noexcept {
+  const std::uint64_t quarter =
+      align_up(std::max<std::uint64_t>(part.bytes / 4, 256 * KiB), unit_of(*part.file));
+  return static_cast<std::size_t>(std::min<std::uint64_t>(limits.slot_block_bytes, quarter));
+}
+
 }  // namespace
 
 Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
@@ -388,7 +396,9 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
   std::size_t first_piece = 0;
   const auto close_run = [&]() -> Status {
     if (first == nullptr) return Nothing{};
-    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first, crew);
+    Limits limits = limits_for(*first->file, crew);
+    if (parts.size() == 1) limits.slot_block_bytes = slot_block_bytes_alone(limits, *first);
+    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first, crew, limits);
   };
   std::uint64_t end = 0;  // of the run so far
   for (const Part& part : parts) {
@@ -421,7 +431,7 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
 }
 
 Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
-                          const Crew& crew) const {
+                          const Crew& crew, const Limits& limits) const {
   files::OpenFile& file = *first.file;
   Rules rules = rules_of(first);
   std::shared_ptr<engines::CufileFile> cufile;
@@ -433,7 +443,7 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
     rules.buffered_in_place = false;  // pages that are partly written are the page cache's
     rules.memory_alignment = 1;
   }
-  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits_for(file, crew)),
+  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
           .file = first.file,
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),

@@ -79,7 +79,7 @@ class Conductor {
                                                          std::size_t slot_bytes);
   [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
   [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
-                               const Crew& crew) const;
+                               const Crew& crew, const Limits& limits) const;
   [[nodiscard]] static Status add_steps(Transfer& transfer,
                                         const std::shared_ptr<files::OpenFile>& file,
                                         Durability durability);

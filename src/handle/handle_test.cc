@@ -363,7 +363,8 @@ TEST_P(HandleOnEngine, small_transfers_start_no_thread) {
   Memory back(MiB, 5);
   const File file = File::open(dir.file("data"), Access::read_write);
   handle.write_now(memory.bytes(), file);
-  for (const std::size_t bytes : {std::size_t{1}, 4 * KiB, 64 * KiB, MiB}) {
+  handle.read_now(memory.bytes(), file);
+  for (const std::size_t bytes : {std::size_t{1}, 4 * KiB, 64 * KiB, 256 * KiB}) {
     handle.read_now(back.bytes().first(bytes), file);
     EXPECT_EQ(support::pattern_fault(back.bytes().first(bytes), 0, 1), "");
     handle.read_now(memory.bytes().first(bytes), dir.file("data"));
@@ -372,10 +373,22 @@ TEST_P(HandleOnEngine, small_transfers_start_no_thread) {
   EXPECT_EQ(threads(), threads_before);
   EXPECT_LE(open_descriptors(), descriptors_before + 2) << "the file's own";
   const Stats stats = handle.stats();
-  EXPECT_EQ(stats.inline_operations, 10U);
-  EXPECT_EQ(stats.operations, 10U);
+  EXPECT_EQ(stats.inline_operations, 11U);
+  EXPECT_EQ(stats.operations, 11U);
   EXPECT_EQ(stats.written_bytes, MiB + 10);
   EXPECT_EQ(stats.cpu_seconds, 0);
+}
+
+// In the calling thread the copy would begin when all has arrived.
+TEST_P(HandleOnEngine, longer_transfers_through_slots_overlap_copies_and_requests) {
+  const std::string path = make_file("data", MiB, 1);
+  Handle handle(options());
+  Memory back(MiB, 5);
+  handle.read_now(back.bytes(), path);
+  EXPECT_EQ(support::pattern_fault(back.bytes(), 0, 1), "");
+  const Stats stats = handle.stats();
+  EXPECT_EQ(stats.inline_operations, 0U);
+  EXPECT_EQ(stats.requests, 4U + stats.short_transfers + stats.retries);
 }
 
 TEST(Inline, an_aligned_transfer_is_one_request) {

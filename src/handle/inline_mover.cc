@@ -18,9 +18,11 @@ namespace {
 
 using engines::RequestKind;
 
-// What goes through a slot, and all where the user chose no block size, is at most this long.
-constexpr std::uint64_t slot_transfer_bytes_max = MiB;
-constexpr std::uint64_t gpu_transfer_bytes_max = 256 * KiB;
+// How long a transfer in place may be where the user chose no block size.
+constexpr std::uint64_t transfer_bytes_max = MiB;
+// Through a slot the copy comes after the transfer; what is longer is faster in the engine, where
+// the copy of one block goes on while the next is on its way.
+constexpr std::uint64_t slot_transfer_bytes_max = 256 * KiB;
 // Room for the alignment at both ends.
 constexpr std::size_t slot_bytes = slot_transfer_bytes_max + 128 * KiB;
 
@@ -30,13 +32,13 @@ InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
                          std::size_t block_bytes, std::size_t slot_bytes_max) noexcept
     : system_(system),
       ledger_(std::move(ledger)),
-      transfer_bytes_max_(block_bytes > 0 ? block_bytes : slot_transfer_bytes_max),
+      transfer_bytes_max_(block_bytes > 0 ? block_bytes : transfer_bytes_max),
       slot_bytes_max_(slot_bytes_max) {}
 
 bool InlineMover::fits(const Part& part) const noexcept {
   const std::uint64_t most =
       part.gpu < 0 ? transfer_bytes_max_
-                   : std::min<std::uint64_t>(transfer_bytes_max_, gpu_transfer_bytes_max);
+                   : std::min<std::uint64_t>(transfer_bytes_max_, slot_transfer_bytes_max);
   return part.bytes <= most;
 }
 
