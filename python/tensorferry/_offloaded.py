@@ -517,7 +517,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             self._gradients.zero()
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """As torch.nn.utils.clip_grad_norm_ over all parameters, also where the gradients are on
+        """As torch.nn.utils.clip_grad_norm_() over all parameters, also where the gradients are on
         the drive: there they are scaled when the step reads them. Returns the norm."""
         if self._gradients is None:
             params = [param for group in self.param_groups for param in group["params"]]

@@ -219,18 +219,23 @@ class aio_handle:
         )
 
     def get_block_size(self):
+        """As given."""
         return self._block_size
 
     def get_queue_depth(self):
+        """As given."""
         return self._queue_depth
 
     def get_single_submit(self):
+        """As given."""
         return self._single_submit
 
     def get_overlap_events(self):
+        """As given."""
         return self._overlap_events
 
     def get_intra_op_parallelism(self):
+        """As given."""
         return self._intra_op_parallelism
 
     def get_alignment(self):
