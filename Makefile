@@ -38,13 +38,13 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
 
 test: ## Install what is missing, build, run all tests to the end, whichever fails
-	@$(SETUP) packages build test
+	@$(SETUP) packages build test docs
 	@$(SETUP) venv test
 	@$(build_all)
 	@failed=0; \
@@ -154,6 +154,14 @@ gpu-figures: ## The figures of tensors on a GPU, from build/carry
 stubs: build ## Write the type stubs of the extension anew
 	@PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m nanobind.stubgen -m tensorferry._core \
 		-p python/stub_patterns.txt -o python/tensorferry/_core.pyi
+
+docs: ## Build the site of the documents; a warning fails (build/docs/index.html)
+	@$(SETUP) packages build docs
+	@$(SETUP) venv docs
+	@$(call build,release,$(with_python),-t tensorferry_command tensorferry_python)
+	@PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m sphinx -q -W --keep-going -b html \
+		-d build/docs-work/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 install: build ## Install into PREFIX=/usr/local
 	@cmake --install build/release --prefix $(PREFIX)

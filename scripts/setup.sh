@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares a Debian machine.
 #   scripts/setup.sh packages GROUP...   installs what is missing of packages.txt
-#   scripts/setup.sh venv [test]         makes .venv from requirements.txt; for tests, all of it
+#   scripts/setup.sh venv [test|docs]    makes .venv from requirements.txt; for tests, all of it
 # Both do nothing, quickly, when everything is there. Without root and without sudo, `packages`
 # names what is missing and the line that installs it, and fails.
 set -euo pipefail
@@ -77,8 +77,10 @@ venv() {
     "${PYTHON:-python3}" -m venv --clear .venv
   fi
   pip_install requirements.txt
-  [ "${1-}" = test ] || return 0
+  [ -n "${1-}" ] || return 0
   pip_install requirements-test.txt
+  pip_install requirements-docs.txt
+  [ "$1" = test ] || return 0
   pip_install requirements-deepspeed.txt --no-build-isolation
 }
 
