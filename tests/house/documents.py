@@ -36,7 +36,7 @@ DOCUMENTS = sorted(
 )
 BLOCK = re.compile(r"^((?:<!--.*-->\n)*)```([\w{}-]*)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
-NO_CODE = {"", "text", "{toctree}", "{eval-rst}"}
+NO_CODE = {"text", "{toctree}", "{eval-rst}"}
 CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(my_program CXX)
 add_executable(my_program my_program.cc)
