@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from callgrind import instructions_each
 from jobs import PROGRAM, ROOT
 from pairs import Target, figure
 from progress import Progress
@@ -31,11 +31,11 @@ COUNTED = (300, 800)  # more than 256: with fewer the file of bench would grow w
 TIMED = 4000
 POINT_BYTES = 256 << 20
 FINALISTS = 3
+ENV = os.environ | {"TENSORFERRY_PROFILES": ""}
 
 
 def run(*command: object) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          env=os.environ | {"TENSORFERRY_PROFILES": ""})
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=ENV)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -53,20 +53,10 @@ def bare(folder: Path, count: int, engine: str) -> list[object]:
     return [PROGRAM.parent / "bare_calls", folder / "bare.bin", count, engine]
 
 
-def instructions(command: list[object], folder: Path) -> int:
-    out = folder / "callgrind.out"
-    run("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *command)
-    found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
-    assert found, out.read_text()[:500]
-    return int(found[1])
-
-
-def instructions_each(make, folder: Path, counts: tuple[int, int] = COUNTED) -> float:
-    """Per iteration. bench makes a write and a read in each, the bare job too."""
-    few, many = counts
-    # valgrind does not know io_uring; what the command adds is the same for every engine.
-    counted = [instructions(make(folder, count, "threads"), folder) for count in (few, many)]
-    return (counted[1] - counted[0]) / (many - few)
+def counted(make, folder: Path) -> float:
+    """Instructions per iteration. bench makes a write and a read in each, the bare job too."""
+    # io_uring hangs under valgrind; what the command adds is the same for every engine.
+    return instructions_each(lambda count: make(folder, count, "threads"), COUNTED, ENV)
 
 
 def cpu_us_per_read(folder: Path) -> tuple[float, float]:
@@ -81,8 +71,8 @@ def cpu_us_per_read(folder: Path) -> tuple[float, float]:
 
 def own_cost(folder: Path, pairs: int, progress: Progress) -> None:
     progress.step("counting instructions")
-    with_command = instructions_each(bench, folder)
-    without = instructions_each(bare, folder)
+    with_command = counted(bench, folder)
+    without = counted(bare, folder)
     own = (with_command - without) / 2
     print(f"instructions per operation: {with_command / 2:.0f} in bench, {without / 2:.0f} bare: "
           f"{own:.0f} are the command's own")

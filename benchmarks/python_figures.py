@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from callgrind import instructions_each
 from jobs import PROGRAM, ROOT
 
 BYTES = 4096
@@ -111,18 +112,6 @@ def verdict(value: float, limit: float) -> str:
     return f"<= {limit:g} {'holds' if value <= limit else 'misses'}"
 
 
-def instructions_per_call(make: Callable[[int], list[str]], folder: str) -> float:
-    counts = []
-    for calls in COUNTED_CALLS:
-        text = run(["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/callgrind",
-                    *make(calls)])
-        found = re.search(r"Collected : (\d+)", text)
-        if found is None:
-            raise SystemExit(f"callgrind counted nothing:\n{text}")
-        counts.append(int(found[1]))
-    return (counts[1] - counts[0]) / (COUNTED_CALLS[1] - COUNTED_CALLS[0])
-
-
 def import_figure(rounds: int) -> None:
     times = []
     for _ in range(rounds):
@@ -133,7 +122,7 @@ def import_figure(rounds: int) -> None:
     print(f"import tensorferry: {median(times):.1f} ms, median of {rounds}; {shown}")
 
 
-def call_figure(path: str, folder: str, rounds: int) -> None:
+def call_figure(path: str, rounds: int) -> None:
     makers: dict[str, Callable[[int], list[str]]] = {
         "C++": lambda count: cpp(path, count),
         "Python, bytearray": lambda count: python(CALL_JOB, "bytearray", path, count),
@@ -146,12 +135,13 @@ def call_figure(path: str, folder: str, rounds: int) -> None:
             us = json.loads(text)["call_us"]["p50"] if name == "C++" else float(text)
             times[name].append(us)
     base_us = median(times["C++"])
-    base_count = instructions_per_call(makers["C++"], folder)
+    base_count = instructions_each(makers["C++"], COUNTED_CALLS, ENV)
     print(f"{'a read of 4 KiB':22}{'us':>8}{'added':>8}{'instructions':>15}{'added':>9}")
     print(f"{'C++':22}{base_us:8.2f}{'':8}{base_count:15.0f}")
     worst = 0.0
     for name in list(makers)[1:]:
-        us, count = median(times[name]), instructions_per_call(makers[name], folder)
+        us = median(times[name])
+        count = instructions_each(makers[name], COUNTED_CALLS, ENV)
         print(f"{name:22}{us:8.2f}{us - base_us:8.2f}{count:15.0f}{count - base_count:9.0f}")
         worst = max(worst, us - base_us)
     print(f"Python adds at most {worst:.2f} us; {verdict(worst, 5)}")
@@ -186,7 +176,7 @@ def main() -> int:
         path = str(Path(folder) / "data.bin")
         Path(path).write_bytes(os.urandom(FILE_BYTES))
         import_figure(options.rounds)
-        call_figure(path, folder, options.rounds)
+        call_figure(path, options.rounds)
         ctrl_c_figure(str(Path(on_disk) / "data.bin"), options.rounds)
         many_figure(path, options.reads)
     return 0
