@@ -38,7 +38,7 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures counts format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -84,6 +84,11 @@ command-figures: ## What the command itself costs, and tune against the full gri
 	@$(SETUP) packages build test
 	@$(build_all)
 	@$(PY) benchmarks/command_figures.py $(ARGS)
+
+counts: ## Instructions of the calls that are made most, against their budget
+	@$(SETUP) packages build test
+	@$(call build,release,,-t hot_paths)
+	@$(PYTHON) benchmarks/hot_paths.py $(ARGS)
 
 format: ## Format all C++ files in place
 	@$(SETUP) packages check
