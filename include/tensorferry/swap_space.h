@@ -84,8 +84,8 @@ class TENSORFERRY_EXPORT SwapView {
 
 struct SwapPart {
   std::string_view key;
-  std::uint64_t offset = 0;  // a multiple of 4096
-  std::uint64_t bytes = 0;   // a multiple of 4096, except for the last part of a view
+  std::uint64_t offset = 0;  // whole pages of the kernel's: 4096 bytes, on some aarch64 more
+  std::uint64_t bytes = 0;   // the same, except for the last part of a view
 };
 
 // Keeps tensors by name in files that it makes, mode 0600, in a directory of its own for each run

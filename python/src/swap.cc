@@ -203,7 +203,7 @@ void bind_tensors(SpaceClass& space) {
       .def("view", &view, nb::arg("parts"),
            nb::sig("def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView"),
            "Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. "
-           "Offsets, and all sizes but the last, are multiples of 4096.");
+           "Offsets, and all sizes but the last, are whole pages (mmap.PAGESIZE).");
 }
 
 void bind_facts(SpaceClass& space) {

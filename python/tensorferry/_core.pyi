@@ -383,7 +383,7 @@ class SwapSpace:
 
     def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView:
         """
-        Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. Offsets, and all sizes but the last, are multiples of 4096.
+        Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. Offsets, and all sizes but the last, are whole pages (mmap.PAGESIZE).
         """
 
     def size(self, key: str) -> int | None:

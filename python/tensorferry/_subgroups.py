@@ -2,6 +2,7 @@
 piece lie in one record on the drive."""
 
 import contextlib
+import mmap
 import os
 import traceback
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 
 from ._core import SwapSpace
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 
 # Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
 # the record its values and its gradient.
@@ -19,7 +20,7 @@ HELD_PAGES = STATE_PAGES + 2 * PAGE
 
 # Parameters are cut at multiples of this: whole pages for any dtype, and whole vectors, so that
 # torch's kernels compute the same bits as over the whole parameter.
-CUT = 4096
+CUT = PAGE
 
 # The least that a buffer holds: a cut of any dtype with three states, its values and its gradient.
 LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT

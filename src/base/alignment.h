@@ -1,12 +1,15 @@
 // Sizes and alignment. Alignments are powers of two.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 
 namespace tensorferry {
 
-inline constexpr std::size_t page_bytes = 4096;
+// Of the running kernel: 4 KiB, and 16 or 64 KiB with some for aarch64.
+inline const std::size_t page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 inline constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
 inline constexpr std::size_t KiB = std::size_t{1} << 10;

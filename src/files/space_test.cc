@@ -104,7 +104,7 @@ class SectorSize : public ::testing::TestWithParam<unsigned> {
   }
   // Aligned for every device.
   struct Page {
-    alignas(page_bytes) std::byte bytes[2 * page_bytes];
+    alignas(4096) std::byte bytes[2 * 4096];
   };
 };
 
@@ -120,7 +120,7 @@ TEST_P(SectorSize, is_the_alignment_of_the_files_on_the_device) {
     Page page{};
     support::fill_pattern(page.bytes, 0, 1);
     const int fd = file.opened()->direct_fd();
-    ASSERT_EQ(::pwrite(fd, page.bytes, 2 * page_bytes, 0), ssize_t{2 * page_bytes});
+    ASSERT_EQ(::pwrite(fd, page.bytes, sizeof page.bytes, 0), ssize_t{sizeof page.bytes});
     EXPECT_EQ(::pread(fd, page.bytes, GetParam(), GetParam()), ssize_t{GetParam()});
     // And less is refused.
     EXPECT_EQ(::pread(fd, page.bytes, GetParam() / 2, 0), -1);
@@ -139,7 +139,7 @@ TEST_P(SectorSize, the_device_itself_is_a_file) {
   Page page{};
   support::fill_pattern(page.bytes, 0, 1);
   const int direct = file.opened()->direct_fd();
-  ASSERT_EQ(::pwrite(direct, page.bytes, page_bytes, 8 * MiB), ssize_t{page_bytes});
+  ASSERT_EQ(::pwrite(direct, page.bytes, sizeof page.bytes, 8 * MiB), ssize_t{sizeof page.bytes});
   ASSERT_EQ(::fdatasync(direct), 0);
   Page back{};
   const int buffered = file.opened()->buffered_fd().or_throw();

@@ -329,7 +329,8 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const SwapPart& part = parts[i];
     if (part.offset % page_bytes != 0 || (part.bytes % page_bytes != 0 && i + 1 < parts.size())) {
-      throw wrong("view", part.key, EINVAL, "parts of a view must be multiples of 4096 bytes");
+      throw wrong("view", part.key, EINVAL,
+                  "parts of a view must be multiples of " + std::to_string(page_bytes) + " bytes");
     }
     bytes += part.bytes;
   }
