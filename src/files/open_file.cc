@@ -142,7 +142,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
       struct statx facts{};
       if (system.statx(reopened.value(), STATX_DIOALIGN, &facts) == 0) {
         file->direct_fd_ = reopened.value();
-        file->learn_alignment(facts);
+        if (Status learned = file->learn_alignment(facts); !learned.ok()) return learned.error();
       } else {
         system.close(reopened.value());
         file->direct_reason_ = "the alignment of O_DIRECT could not be found out";
@@ -172,12 +172,11 @@ Status OpenFile::adopt(int fd, bool direct) {
   regular_ = S_ISREG(facts.stx_mode);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
                      : &device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
-  if (direct) learn_alignment(facts);
-  return Nothing{};
+  return direct ? learn_alignment(facts) : Nothing{};
 }
 
 // Given an open direct descriptor: what it demands, or that it is direct in name only.
-void OpenFile::learn_alignment(const struct statx& facts) {
+Status OpenFile::learn_alignment(const struct statx& facts) {
   std::size_t memory_alignment = facts.stx_dio_mem_align;
   std::size_t offset_alignment = facts.stx_dio_offset_align;
   if ((facts.stx_mask & STATX_DIOALIGN) == 0) {
@@ -192,13 +191,13 @@ void OpenFile::learn_alignment(const struct statx& facts) {
     direct_reason_ = "the file system does not support O_DIRECT on this file";
   }
   if (!direct_reason_.empty()) {
-    if (Result<int> buffered = buffered_fd(); buffered.ok()) {
-      system_.close(std::exchange(direct_fd_, -1));
-      return;
-    }
+    if (const Result<int> buffered = buffered_fd(); !buffered.ok()) return buffered.error();
+    system_.close(std::exchange(direct_fd_, -1));
+    return Nothing{};
   }
   memory_alignment_ = std::bit_ceil(std::max<std::size_t>(memory_alignment, 1));
   offset_alignment_ = std::bit_ceil(std::max<std::size_t>(offset_alignment, 1));
+  return Nothing{};
 }
 
 // Opens the same file once more, also where it has been renamed or deleted since.

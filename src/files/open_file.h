@@ -56,7 +56,7 @@ class OpenFile {
  private:
   OpenFile(os::System& system, std::string path, int open_flags);
   [[nodiscard]] Status adopt(int fd, bool direct);
-  void learn_alignment(const struct statx& facts);
+  [[nodiscard]] Status learn_alignment(const struct statx& facts);
   [[nodiscard]] Result<int> reopen(int extra_flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
 

@@ -531,6 +531,31 @@ TEST_F(OpenFileTest, without_o_direct_the_file_is_buffered_with_a_reason) {
   }
 }
 
+// Opens with O_DIRECT, and says that it cannot do it.
+class DirectInNameOnly : public support::FaultySystem {
+ public:
+  int statx(int fd, unsigned mask, struct statx* facts) override {
+    const int got = FaultySystem::statx(fd, mask, facts);
+    facts->stx_mask |= STATX_DIOALIGN;
+    facts->stx_dio_mem_align = facts->stx_dio_offset_align = 0;
+    return got;
+  }
+};
+
+TEST_F(OpenFileTest, direct_in_name_only_is_buffered_or_an_error_and_never_direct) {
+  const std::string path = make_file("data");
+  DirectInNameOnly system;
+  const auto buffered = OpenFile::open(system, path, Access::read).or_throw();
+  EXPECT_FALSE(buffered->direct());
+  EXPECT_FALSE(buffered->direct_reason().empty());
+  const std::size_t before = open_descriptors();
+  system.add({.call = Call::open, .first = system.calls(Call::open) + 1, .error = EMFILE});
+  const auto failed = OpenFile::open(system, path, Access::read);
+  ASSERT_FALSE(failed.ok());
+  EXPECT_EQ(failed.error().code(), EMFILE);
+  EXPECT_EQ(open_descriptors(), before);
+}
+
 TEST_F(OpenFileTest, a_further_descriptor_that_failed_can_be_had_later) {
   support::FaultySystem system;
   const auto file = OpenFile::open(system, make_file("data"), Access::read).or_throw();
