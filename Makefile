@@ -36,9 +36,9 @@ TSAN_TESTS ?= engines_test memory_test handle_test swap_test stress_test
 fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 # Tests do not depend on what somebody has tuned on this machine.
-test soak asan tsan: export TENSORFERRY_PROFILES :=
+test soak asan tsan aarch64: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures counts format check-format tidy asan tsan fuzz wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures counts format check-format tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -131,6 +131,13 @@ fuzz: ## Fuzz the plan and the allocator, together for FUZZ_SECONDS=30 (build/ti
 		rmdir -p --ignore-fail-on-non-empty tests/fuzz/crashes/$$fuzzer; \
 	done
 
+aarch64: ## The library, the command and the C++ tests for aarch64, run by qemu (build/aarch64)
+	@$(SETUP) packages build aarch64
+	@$(SETUP) sysroot
+	@$(call build,aarch64)
+	@ctest --preset aarch64 -j $(JOBS) \
+		-E "$$(sed -n 's/^\([^# ][^ ]*\) .*/\1/p' tests/not_under_qemu.txt | paste -sd '|')"
+
 wheel: ## A wheel for PYTHON=python3 in DIST=dist; from 3.12 on it serves all later ones
 	@$(SETUP) packages build
 	@$(PYTHON) -m venv --clear build/wheel-venv
@@ -175,5 +182,5 @@ clean: ## Remove what was built; .venv stays
 	@rm -rf build
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) \
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) \
 		| while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done

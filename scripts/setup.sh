@@ -2,7 +2,8 @@
 # Prepares a Debian machine.
 #   scripts/setup.sh packages GROUP...   installs what is missing of packages.txt
 #   scripts/setup.sh venv [test|docs]    makes .venv from requirements.txt; for tests, all of it
-# Both do nothing, quickly, when everything is there. Without root and without sudo, `packages`
+#   scripts/setup.sh sysroot             unpacks the libraries for aarch64 below build/aarch64
+# They do nothing, quickly, when everything is there. Without root and without sudo, `packages`
 # names what is missing and the line that installs it, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -84,8 +85,30 @@ venv() {
   pip_install requirements-deepspeed.txt --no-build-isolation
 }
 
+# The packages of another architecture, without a change to this machine: apt-get fetches them with
+# lists of its own.
+sysroot() {
+  local folder=$PWD/build/aarch64/sysroot names apt
+  names=$(sed -n 's/^arm64 *//p' scripts/packages.txt)
+  [ "$(cat "$folder/names" 2>/dev/null)" != "$names" ] || return 0
+  say "fetching" $names "for aarch64"
+  rm -rf "$folder"
+  mkdir -p "$folder"/apt/{lists,cache,packages}
+  touch "$folder/apt/status"
+  apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64
+       -o APT::Sandbox::User= -o Acquire::Languages=none -o Dir::State="$folder/apt"
+       -o Dir::State::status="$folder/apt/status" -o Dir::Cache="$folder/apt/cache")
+  "${apt[@]}" update
+  (cd "$folder/apt/packages" && "${apt[@]}" download $names)
+  local package
+  for package in "$folder"/apt/packages/*.deb; do dpkg-deb -x "$package" "$folder"; done
+  rm -rf "$folder/apt"
+  printf '%s\n' "$names" >"$folder/names"
+}
+
 case ${1-} in
   packages) shift; packages "$@" ;;
   venv) venv "${2-}" ;;
-  *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  sysroot) sysroot ;;
+  *) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
