@@ -40,6 +40,19 @@ def large_rows(bench: Bench) -> list[Row]:
                     speed,
                 )
             )
+    # What limits ordinary memory: the same copies beside page-locked transfers.
+    for kind in ("read", "write"):
+        rows.append(
+            Row(
+                f"ordinary memory {names[kind]}, {size_text(bench.large)} / page-locked while "
+                "another thread copies as much",
+                "GB/s",
+                None,
+                partial(bench.pinned, kind, bench.large, "--memory", "ordinary"),
+                partial(bench.pinned, kind, bench.large, "--beside-copies"),
+                speed,
+            )
+        )
     for memory, name in (("pinned", "page-locked"), ("ordinary", "reused")):
         for size in sizes:
             rows.append(

@@ -174,6 +174,26 @@ File open_for(const Job& job) {
   return File::open(job.path, job.direction == Direction::read ? Access::read : Access::write);
 }
 
+// What the slots of ordinary memory cost the machine, without slots: as many bytes, from memory
+// that is in no cache, to a few megabytes that are used again and again.
+class Copies {
+ public:
+  explicit Copies(std::size_t bytes) : from_(bytes), to_(slots_bytes) {}
+
+  [[nodiscard]] std::jthread start() {
+    return std::jthread([this] {
+      constexpr std::size_t block = 512 * KiB;
+      for (std::size_t at = 0; at + block <= from_.size(); at += block) {
+        std::memcpy(to_.data() + at % slots_bytes, from_.data() + at, block);
+      }
+    });
+  }
+
+ private:
+  static constexpr std::size_t slots_bytes = 24 * MiB;
+  std::vector<std::byte> from_, to_;
+};
+
 // One transfer, or one per thread at the same time, one after the other in the file.
 void transfer_all(Handle& handle, const Job& job, std::span<std::byte> memory, const File& file) {
   std::vector<std::jthread> others;
@@ -192,6 +212,8 @@ Result run_one(const Job& job) {
   auto memory = std::make_unique<Memory>(job.memory, bytes);
   if (job.memory != MemoryKind::fresh) memory->fill(job.seed);
   const File file = open_for(job);
+  std::optional<Copies> copies;
+  if (job.beside_copies) copies.emplace(bytes);
 
   Result result;
   result.bytes_per_repetition = bytes;
@@ -201,7 +223,10 @@ Result run_one(const Job& job) {
       memory = std::make_unique<Memory>(job.memory, bytes);
     }
     if (i == 0 && job.wait_to_start) wait_to_start();
-    measure(result, i, [&] { transfer_all(handle, job, memory->bytes(), file); });
+    measure(result, i, [&] {
+      const std::jthread beside = copies ? copies->start() : std::jthread();
+      transfer_all(handle, job, memory->bytes(), file);
+    });
   }
   result.end_ns = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   describe(result, job, handle, file);

@@ -25,6 +25,7 @@ extern const char usage[] =
   --bytes N  --file-bytes N  --count N  --repeat N  --warm-up N  --seed N   N may end in K, M or G
   --engine auto|io_uring|libaio|threads  --block-bytes N  --queue-depth N  --workers N
   --submit batch|single  --overlap on|off
+  --beside-copies  while another thread copies as many bytes in memory (mode one)
   --wait-to-start  say "ready" before the timed repetitions and wait for a line (mode one)
 )";
 
@@ -77,6 +78,7 @@ void apply(Job& job, const std::string& name, const std::string& value) {
   if (name == "file-bytes") job.file_bytes = parse_size(value);
   if (name == "offset") job.offset = parse_size(value);
   if (name == "threads") job.threads = number();
+  if (name == "beside-copies") job.beside_copies = true;
   if (name == "wait-to-start") job.wait_to_start = true;
   if (name == "count") job.count = parse_size(value);
   if (name == "repeat") job.repeat = number();
@@ -106,9 +108,9 @@ std::optional<Job> parse(int argument_count, char** arguments) {
       "count",       "repeat",    "warm-up", "seed",    "engine", "block-bytes",
       "queue-depth", "workers",   "submit",  "overlap", "offset", "threads"};
   std::vector<option> known;
-  known.reserve(std::size(with_value) + 3);
+  known.reserve(std::size(with_value) + 4);
   for (const char* name : with_value) known.push_back({name, required_argument, nullptr, 0});
-  for (const char* name : {"new-file", "wait-to-start"}) {
+  for (const char* name : {"new-file", "wait-to-start", "beside-copies"}) {
     known.push_back({name, no_argument, nullptr, 0});
   }
   known.push_back({nullptr, 0, nullptr, 0});

@@ -27,6 +27,7 @@ struct Job {
   unsigned repeat = 1;
   unsigned warm_up = 2;  // untimed repetitions
   std::uint64_t seed = 1;
+  bool beside_copies = false;  // another thread copies as many bytes meanwhile (one)
   bool wait_to_start = false;  // say "ready" before the timed repetitions, and wait for a line
   tensorferry::HandleOptions options;
 };

@@ -484,7 +484,7 @@ void Worker::copy_in(const Flight& flight) const {
   std::byte* to = flight.memory;
   flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
                                           [&](const std::byte* memory, std::size_t bytes) {
-                                            copy({to, bytes}, {memory, bytes}, Destination::cold);
+                                            copy({to, bytes}, {memory, bytes});
                                             to += bytes;
                                           });
 }
