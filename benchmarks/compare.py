@@ -136,22 +136,28 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
 
 
 def measure_all(
-    rows: list[Row], bench: Bench, options: argparse.Namespace, progress: Progress
-) -> list[Curve]:
-    """The pairs, and then the curves; returns these. Adds the rows of a million operations."""
+    rows: list[Row],
+    drawn: list[Curve],
+    bench: Bench,
+    options: argparse.Namespace,
+    progress: Progress,
+) -> None:
+    """First what is drawn, then the pairs: whoever interrupts these has fewer, but of every row.
+    Adds the rows of a million operations."""
     for_target = options.pairs or (QUICK_PAIRS if options.quick else PAIRS)
     for_others = options.pairs or (QUICK_PAIRS if options.quick else PAIRS_WITHOUT_TARGET)
-    measure(rows, {row.name: for_target if row.target else for_others for row in rows}, progress)
-    if options.rows:
-        return []
-    drawn = curves(bench, options.quick)
-    for curve in drawn:
-        progress.step(curve.title)
-        curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
-    progress.step("a million operations")
-    flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
-    rows += flat_rows
-    return [*drawn, flat]
+    wanted = {row.name: for_target if row.target else for_others for row in rows}
+    paired = list(rows)
+    if not options.rows:
+        for curve in curves(bench, options.quick):
+            progress.step(curve.title)
+            curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
+            drawn.append(curve)
+        progress.step("a million operations")
+        flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
+        drawn.append(flat)
+        rows += flat_rows
+    measure(paired, wanted, progress)
 
 
 def main() -> int:
@@ -177,7 +183,7 @@ def main() -> int:
             progress("preparing files")
             bench.prepare()
             rows = rehearse(rows, peers, progress)
-            drawn = measure_all(rows, bench, options, progress)
+            measure_all(rows, drawn, bench, options, progress)
         except JobFailed as error:
             progress.end()
             print(f"a job failed: {error}", file=sys.stderr)

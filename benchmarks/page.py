@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import ceil, floor
+from math import ceil, floor, log
 from pathlib import Path
 
 STYLE = """
@@ -36,9 +36,6 @@ svg .mid { fill: var(--blue) } svg .target { stroke: var(--bad); stroke-width: 2
 
 # Words that are a verdict, each a class of STYLE.
 VERDICTS = ("holds", "misses", "unclear", "ahead", "even", "behind")
-
-# How far the chart of ratios goes.
-RATIO_MAX = 2.5
 
 
 def text_table(
@@ -102,24 +99,8 @@ def steps(low: float, high: float, most: int = 9) -> list[float]:
     return [n * step for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
 
 
-class Scale:
-    """Values to x coordinates, with a grid."""
-
-    def __init__(self, low: float, high: float, left: float, right: float) -> None:
-        self.ticks = steps(low, high)
-        self.left, self.right = left, right
-
-    def x(self, value: float) -> float:
-        low, high = self.ticks[0], self.ticks[-1]
-        share = min(max((value - low) / (high - low), 0.0), 1.0)
-        return self.left + (self.right - self.left) * share
-
-    def grid(self, height: float) -> str:
-        return "".join(
-            f'<line class="grid" x1="{self.x(t):.1f}" x2="{self.x(t):.1f}" y1="24" y2="{height}"/>'
-            f'<text class="soft" x="{self.x(t):.1f}" y="17" text-anchor="middle">{t:.4g}</text>'
-            for t in self.ticks
-        )
+# The axis of ratios is logarithmic: twice as fast and half as fast are as far from even.
+RATIO_TICKS = (0.25, 0.5, 0.7, 0.9, 1.0, 1.25, 1.5, 2, 3, 4, 8)
 
 
 def ratio_chart(
@@ -127,31 +108,34 @@ def ratio_chart(
 ) -> str:
     """One line per row: (name, the ratios, median, low, high, target). Dots are pairs, the thick
     line is the interval, the red mark the target."""
-    spots = [v for row in rows for v in (row[3], row[4], row[5] if row[5] else row[2])]
-    # An interval that goes further ends at the edge, or it would squeeze all the others.
-    low, high = min([*spots, 0.9]) * 0.97, min(max([*spots, 1.1]) * 1.03, RATIO_MAX)
-    scale = Scale(low, high, 400, 980)
+    left, right = 610, 1180
     height = 34 + 26 * len(rows)
-    parts = [scale.grid(height - 6)]
+
+    def x(ratio: float) -> float:
+        low, high = RATIO_TICKS[0], RATIO_TICKS[-1]
+        share = log(min(max(ratio, low), high) / low) / log(high / low)
+        return left + (right - left) * share
+
+    parts = [
+        f'<line class="grid" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="24" y2="{height - 6}"/>'
+        f'<text class="soft" x="{x(t):.1f}" y="17" text-anchor="middle">{t:g}</text>'
+        for t in RATIO_TICKS
+    ]
     for number, (name, ratios, middle, from_, to, target) in enumerate(rows):
         y = 42 + 26 * number
         parts.append(f'<text x="12" y="{y + 4}">{escape(name)}</text>')
-        inside = [r for r in ratios if scale.ticks[0] <= r <= scale.ticks[-1]]
-        parts += [f'<circle class="dot" cx="{scale.x(r):.1f}" cy="{y}" r="3"/>' for r in inside]
+        parts += [f'<circle class="dot" cx="{x(r):.1f}" cy="{y}" r="3"/>' for r in ratios]
         parts.append(
-            f'<line class="span" x1="{scale.x(from_):.1f}" x2="{scale.x(to):.1f}" '
-            f'y1="{y}" y2="{y}"/>'
+            f'<line class="span" x1="{x(from_):.1f}" x2="{x(to):.1f}" y1="{y}" y2="{y}"/>'
         )
         parts.append(
-            f'<circle class="mid" cx="{scale.x(middle):.1f}" cy="{y}" r="5">'
+            f'<circle class="mid" cx="{x(middle):.1f}" cy="{y}" r="5">'
             f"<title>{middle:.3f} ({from_:.3f} to {to:.3f})</title></circle>"
         )
         if target:
-            x = scale.x(target)
-            parts.append(
-                f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 9}" y2="{y + 9}"/>'
-            )
-    return f'<svg viewBox="0 0 1000 {height}" role="img">{"".join(parts)}</svg>'
+            at = f'x1="{x(target):.1f}" x2="{x(target):.1f}"'
+            parts.append(f'<line class="target" {at} y1="{y - 9}" y2="{y + 9}"/>')
+    return f'<svg viewBox="0 0 1200 {height}" role="img">{"".join(parts)}</svg>'
 
 
 # Lines of one chart; the first is ours.

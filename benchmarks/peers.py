@@ -101,7 +101,8 @@ class Peers:
         build_tools = ["setuptools", "wheel", "packaging", "ninja", "psutil", "py-cpuinfo"]
         if "--no-build-isolation" in peer.options:
             self.pip(python, build_tools, {})
-        (HOME / "home").mkdir(exist_ok=True)
+        if "HOME" in peer.env:
+            Path(peer.env["HOME"]).mkdir(parents=True, exist_ok=True)
         self.pip(python, [*peer.options, *peer.packages], peer.env)
 
     def pip(self, python: Path, arguments: list[str], env: dict[str, str]) -> None:
