@@ -8,13 +8,22 @@
 
 namespace tensorferry {
 
-// Of the running kernel: 4 KiB, and 16 or 64 KiB with some for aarch64.
-inline const std::size_t page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 inline constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
 inline constexpr std::size_t KiB = std::size_t{1} << 10;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 inline constexpr std::size_t GiB = std::size_t{1} << 30;
+
+// Of the running kernel: 4 KiB, and 16 or 64 KiB with some for aarch64. A function, because users
+// may make their static objects before those of this library are made.
+[[nodiscard]] inline std::size_t page_bytes() noexcept {
+#if defined(__x86_64__)
+  return 4 * KiB;
+#else
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+#endif
+}
 
 template <class T>
 [[nodiscard]] constexpr T align_down(T value, std::size_t alignment) noexcept {

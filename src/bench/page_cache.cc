@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <vector>
 
-#include "bench/sizes.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::bench {
@@ -53,6 +52,7 @@ std::uint64_t resident_pages(const std::string& path) {
   if (file.get() < 0 || fstat(file.get(), &facts) != 0) throw unknown(path);
   const auto bytes = static_cast<std::size_t>(facts.st_size);
   if (bytes == 0) return 0;
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> pages((bytes + page_bytes - 1) / page_bytes);
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) throw unknown(path);

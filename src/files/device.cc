@@ -185,7 +185,7 @@ class Inspection {
     }
     const std::string queue = disk + "/queue/";
     limit_request(size_in(queue + "max_sectors_kb") * KiB);
-    limit_request(size_in(queue + "max_segments") * page_bytes);
+    limit_request(size_in(queue + "max_segments") * page_bytes());
     // What a stack of devices holds is bounded by its disks: the last word is theirs.
     if (const std::size_t held = size_in(queue + "nr_requests"); held > 0) queue_requests_ = held;
     const std::size_t logical = size_in(queue + "logical_block_size");

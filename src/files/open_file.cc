@@ -186,7 +186,7 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
       direct_reason_ = "the file system lives in memory";
     }
     memory_alignment = offset_alignment =
-        device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes;
+        device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes();
   } else if (offset_alignment == 0) {
     direct_reason_ = "the file system does not support O_DIRECT on this file";
   }

@@ -89,9 +89,19 @@ Status check_options(const HandleOptions& options) {
   return Nothing{};
 }
 
-// One small transfer through slots, and nothing else: in quarters, so that the copy of one goes on
-// while the others are on their way.
-std::size_t slot_block_bytes_alone(const Limits& limits, const Part& part) noexcept {
+// Whether a small transfer through slots, and nothing else, may be cut into quarters: the copy of
+// one goes on while the others are on their way. What the user chose is not cut.
+bool cuts_small_transfers(const HandleOptions& options) noexcept {
+  return options.block_bytes == 0 && options.overlap == Overlap::on &&
+         (options.queue_depth == 0 || options.queue_depth >= 4);
+}
+
+// How much of a transfer the calling thread takes through a slot, where the copy comes last.
+std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
+  return cuts_small_transfers(options) ? 256 * KiB : MiB;
+}
+
+std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
   const std::uint64_t quarter =
       align_up(std::max<std::uint64_t>(part.bytes / 4, 256 * KiB), unit_of(*part.file));
   return static_cast<std::size_t>(std::min<std::uint64_t>(limits.slot_block_bytes, quarter));
@@ -104,7 +114,7 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
       system_(system),
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
-      inline_mover_(system, ledger_, options.block_bytes,
+      inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
                     options.slot_bytes / slot_shares * inline_shares) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
@@ -211,11 +221,11 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
                          : device.profile
                              ? device.profile->queue_depth
                              : std::max(device.queue_depth / workers, auto_queue_depth_min);
-  const std::size_t wanted = options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes)
+  const std::size_t wanted = options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
                                                       : files::preferred_block_bytes(device);
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
-      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes));
+      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
   return Crew::start({.engine = kind,
                       .queue_depth = depth,
                       .workers = workers,
@@ -397,7 +407,9 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
   const auto close_run = [&]() -> Status {
     if (first == nullptr) return Nothing{};
     Limits limits = limits_for(*first->file, crew);
-    if (parts.size() == 1) limits.slot_block_bytes = slot_block_bytes_alone(limits, *first);
+    if (parts.size() == 1 && first->gpu < 0 && cuts_small_transfers(options_)) {
+      limits.slot_block_bytes = quarter_of(limits, *first);
+    }
     return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first, crew, limits);
   };
   std::uint64_t end = 0;  // of the run so far

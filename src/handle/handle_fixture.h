@@ -63,9 +63,9 @@ class Dice {
 class Memory {
  public:
   explicit Memory(std::size_t bytes, std::size_t skew = 0)
-      : all_(bytes + skew + page_bytes), bytes_(bytes) {
+      : all_(bytes + skew + page_bytes()), bytes_(bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(all_.data());
-    begin_ = align_up(address, page_bytes) - address + skew;
+    begin_ = align_up(address, page_bytes()) - address + skew;
   }
   // Holds what a file of pattern `seed` holds from `offset` on.
   static Memory with_pattern(std::size_t bytes, std::uint64_t offset, std::uint32_t seed,

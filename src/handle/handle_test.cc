@@ -118,7 +118,7 @@ TEST_P(HandleOnEngine, reads_exactly_what_is_asked_for) {
   for (int round = 0; round < 300; ++round) {
     const std::uint64_t offset = draw_size(dice, file_bytes);
     const std::uint64_t bytes = draw_size(dice, file_bytes - offset);
-    const std::size_t skew = dice.coin() ? 0 : dice.below(page_bytes);
+    const std::size_t skew = dice.coin() ? 0 : dice.below(page_bytes());
     Memory memory(bytes + 128, skew);
     std::fill(memory.bytes().begin(), memory.bytes().end(), std::byte{0x5e});
     const auto wanted = memory.bytes().subspan(64, bytes);
@@ -144,7 +144,7 @@ TEST_P(HandleOnEngine, writes_exactly_what_is_asked_for_and_nothing_else) {
     const std::uint64_t offset = draw_size(dice, model.size() + 10'000);
     const std::uint64_t bytes = draw_size(dice, 4 * MiB);
     Memory memory =
-        Memory::with_pattern(bytes, offset, round + 2, dice.coin() ? 0 : dice.below(page_bytes));
+        Memory::with_pattern(bytes, offset, round + 2, dice.coin() ? 0 : dice.below(page_bytes()));
     const Durability durability = round % 10 == 0 ? Durability::data : Durability::none;
     if (dice.coin()) {
       handle.write(memory.bytes(), file, offset, durability).wait();
@@ -384,11 +384,38 @@ TEST_P(HandleOnEngine, longer_transfers_through_slots_overlap_copies_and_request
   const std::string path = make_file("data", MiB, 1);
   Handle handle(options());
   Memory back(MiB, 5);
+  if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
   handle.read_now(back.bytes(), path);
   EXPECT_EQ(support::pattern_fault(back.bytes(), 0, 1), "");
   const Stats stats = handle.stats();
   EXPECT_EQ(stats.inline_operations, 0U);
   EXPECT_EQ(stats.requests, 4U + stats.short_transfers + stats.retries);
+}
+
+TEST_P(HandleOnEngine, what_the_user_chose_is_not_cut) {
+  const std::string path = make_file("data", MiB, 1);
+  for (const HandleOptions& options :
+       {HandleOptions{.engine = GetParam(), .block_bytes = MiB},
+        HandleOptions{.engine = GetParam(), .queue_depth = 1},
+        HandleOptions{.engine = GetParam(), .overlap = Overlap::off}}) {
+    Handle handle(options);
+    Memory back(MiB, 5);
+    handle.read_now(back.bytes(), path);
+    EXPECT_EQ(support::pattern_fault(back.bytes(), 0, 1), "");
+    const Stats stats = handle.stats();
+    EXPECT_EQ(stats.inline_operations, 1U);
+    EXPECT_EQ(stats.requests, 1U + stats.short_transfers + stats.retries);
+  }
+}
+
+TEST(Inline, a_ragged_end_alone_does_not_need_the_engine) {
+  const support::TempDir dir;
+  support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
+  Handle handle;
+  PinnedBuffer buffer(1'000'000);
+  handle.read_now(buffer.bytes(), dir.file("data"));
+  EXPECT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
+  EXPECT_EQ(handle.stats().inline_operations, 1U);
 }
 
 TEST(Inline, an_aligned_transfer_is_one_request) {

@@ -20,25 +20,26 @@ using engines::RequestKind;
 
 // How long a transfer in place may be where the user chose no block size.
 constexpr std::uint64_t transfer_bytes_max = MiB;
-// Through a slot the copy comes after the transfer; what is longer is faster in the engine, where
-// the copy of one block goes on while the next is on its way.
-constexpr std::uint64_t slot_transfer_bytes_max = 256 * KiB;
+// Those of a GPU are faster in the engine from here on.
+constexpr std::uint64_t gpu_transfer_bytes_max = 256 * KiB;
 // Room for the alignment at both ends.
-constexpr std::size_t slot_bytes = slot_transfer_bytes_max + 128 * KiB;
+constexpr std::size_t slot_bytes = transfer_bytes_max + 128 * KiB;
 
 }  // namespace
 
 InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
-                         std::size_t block_bytes, std::size_t slot_bytes_max) noexcept
+                         std::size_t block_bytes, std::uint64_t slot_transfer_bytes_max,
+                         std::size_t slot_bytes_max) noexcept
     : system_(system),
       ledger_(std::move(ledger)),
       transfer_bytes_max_(block_bytes > 0 ? block_bytes : transfer_bytes_max),
+      slot_transfer_bytes_max_(std::min(slot_transfer_bytes_max, transfer_bytes_max)),
       slot_bytes_max_(slot_bytes_max) {}
 
 bool InlineMover::fits(const Part& part) const noexcept {
   const std::uint64_t most =
       part.gpu < 0 ? transfer_bytes_max_
-                   : std::min<std::uint64_t>(transfer_bytes_max_, slot_transfer_bytes_max);
+                   : std::min<std::uint64_t>(transfer_bytes_max_, gpu_transfer_bytes_max);
   return part.bytes <= most;
 }
 
@@ -53,7 +54,7 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
                    .slot_block_bytes = align_down(slot_bytes, unit)});
   std::unique_ptr<Slot> slot;
   if (plan.needs_slots()) {
-    if (part.bytes > slot_transfer_bytes_max) return std::nullopt;
+    if (plan.slot_bytes() > slot_transfer_bytes_max_) return std::nullopt;
     slot = take_slot();
     if (slot == nullptr) return std::nullopt;
   }

@@ -21,16 +21,17 @@ namespace tensorferry::handle {
 // Thread-safe.
 class InlineMover {
  public:
-  // `block_bytes` is the user's, or 0. Its slots take at most `slot_bytes_max` together.
+  // `block_bytes` is the user's, or 0. Of one transfer at most `slot_transfer_bytes_max` go through
+  // a slot; the slots take at most `slot_bytes_max` together.
   InlineMover(os::System& system, std::shared_ptr<Ledger> ledger, std::size_t block_bytes,
-              std::size_t slot_bytes_max) noexcept;
+              std::uint64_t slot_transfer_bytes_max, std::size_t slot_bytes_max) noexcept;
 
   // Whether it is small: one block of the user's, else 1 MiB. What goes on to a GPU is better
   // copied while the drive goes on, from 256 KiB.
   [[nodiscard]] bool fits(const Part& part) const noexcept;
 
   // Moves the part and syncs, and returns when that is done. A GPU's memory is touched after the
-  // fence, if there is one. Nothing where a slot is needed and none is free: then it has done
+  // fence, if there is one. Nothing where more is needed of slots than there is: then it has done
   // nothing.
   [[nodiscard]] std::optional<Status> try_transfer(Direction direction, const Part& part,
                                                    const os::GpuFence* fence,
@@ -55,6 +56,7 @@ class InlineMover {
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   const std::size_t transfer_bytes_max_;
+  const std::uint64_t slot_transfer_bytes_max_;
   const std::size_t slot_bytes_max_;
 
   std::mutex mutex_;                          // guards the slots

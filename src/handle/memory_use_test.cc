@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 bool is_mapped(const std::byte* page) {
-  return ::msync(const_cast<std::byte*>(page), page_bytes, MS_ASYNC) == 0;
+  return ::msync(const_cast<std::byte*>(page), page_bytes(), MS_ASYNC) == 0;
 }
 
 // What the kernel keeps pinned for this process, in KiB.
@@ -45,7 +45,7 @@ std::string move_through_slots(HandleOptions options, const std::string& path, s
   Handle handle(options);
   handle.write(memory.bytes(), path).wait();
   handle.read(memory.bytes(), path).wait();
-  if (handle.stats().bounced_bytes < 2 * bytes - 4 * page_bytes) return "not through slots";
+  if (handle.stats().bounced_bytes < 2 * bytes - 4 * page_bytes()) return "not through slots";
   if (handle.stats().bounced_bytes > 2 * bytes) return "copied more than once";
   const std::uint64_t after = kernel_figure("/proc/self/status", "VmHWM");
   // Beside the slots: stacks, rings, the engine's own tables.
@@ -99,7 +99,7 @@ TEST_P(MemoryUse, page_locked_memory_is_registered_where_the_engine_can) {
 TEST_P(MemoryUse, parts_of_page_locked_memory_are_exact) {
   const std::string path = make_file("data", 4 * MiB, 1);
   Handle handle(options());
-  PinnedBuffer buffer(4 * MiB + 3 * page_bytes);
+  PinnedBuffer buffer(4 * MiB + 3 * page_bytes());
   Dice dice(1);
   for (int i = 0; i < 50; ++i) {
     const std::size_t begin = dice.coin() ? align_down(dice.below(MiB), 512) : dice.below(MiB);
@@ -135,11 +135,11 @@ TEST_P(MemoryUse, an_idle_handle_lets_go_of_freed_memory) {
 }
 
 TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_come_and_go) {
-  const std::string path = make_file("data", page_bytes, 1);
+  const std::string path = make_file("data", page_bytes(), 1);
   const File file = File::open(path, Access::read);
   Handle handle(options());
   for (int i = 0; i < 1500; ++i) {
-    PinnedBuffer buffer(page_bytes);
+    PinnedBuffer buffer(page_bytes());
     handle.read(buffer.bytes(), file).wait();
     ASSERT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
   }
@@ -149,12 +149,12 @@ TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_come_and_go) {
 }
 
 TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_at_once_all_work) {
-  const std::string path = make_file("data", page_bytes, 1);
+  const std::string path = make_file("data", page_bytes(), 1);
   const File file = File::open(path, Access::read);
   Handle handle(options());
   std::vector<PinnedBuffer> buffers;
   for (int i = 0; i < 1100; ++i) {
-    buffers.emplace_back(page_bytes);
+    buffers.emplace_back(page_bytes());
     handle.read(buffers.back().bytes(), file).wait();
   }
   for (const PinnedBuffer& buffer : buffers) {

@@ -29,7 +29,7 @@ struct Part {
 
 // What the length of a request is a multiple of.
 [[nodiscard]] inline std::size_t unit_of(const files::OpenFile& file) {
-  return std::max({page_bytes, file.offset_alignment(), file.memory_alignment()});
+  return std::max({page_bytes(), file.offset_alignment(), file.memory_alignment()});
 }
 
 [[nodiscard]] inline Rules rules_of(const Part& part) {

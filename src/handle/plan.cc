@@ -37,7 +37,7 @@ void Plan::add(const Stretch& stretch) {
   stretches_[stretch_count_++] = stretch;
   block_count_ += stretch.count();
   needs_buffered_ |= stretch.descriptor == Descriptor::buffered;
-  needs_slots_ |= !stretch.in_place;
+  if (!stretch.in_place) slot_bytes_ += stretch.wanted_end - stretch.wanted_begin;
 }
 
 // Through the page cache any address will do; only several pieces, and memory out of reach, have to
@@ -91,7 +91,7 @@ void Plan::plan_direct_read(const Rules& rules) {
 // its later write-back could undo the direct part.
 void Plan::plan_direct_write(const Rules& rules) {
   const std::uint64_t end = offset_ + bytes_;
-  const std::size_t border = std::max(page_bytes, rules.offset_alignment);
+  const std::size_t border = std::max(page_bytes(), rules.offset_alignment);
   const std::uint64_t first = align_up(offset_, border);
   const std::uint64_t last = align_down(end, border);
   if (first >= last) {

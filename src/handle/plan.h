@@ -22,8 +22,8 @@ struct Rules {
 };
 
 struct Limits {
-  std::size_t block_bytes = 0;       // longest request in place; a multiple of 4096 and of both
-                                     // alignments
+  std::size_t block_bytes = 0;       // longest request in place; a multiple of the page and of
+                                     // both alignments
   std::size_t slot_block_bytes = 0;  // longest request through a slot; likewise
 };
 
@@ -60,7 +60,9 @@ class Plan {
   [[nodiscard]] std::uint64_t block_count() const noexcept { return block_count_; }
   [[nodiscard]] Block block(std::uint64_t index) const;  // index < block_count()
   [[nodiscard]] bool needs_buffered_descriptor() const noexcept { return needs_buffered_; }
-  [[nodiscard]] bool needs_slots() const noexcept { return needs_slots_; }
+  [[nodiscard]] bool needs_slots() const noexcept { return slot_bytes_ > 0; }
+  // How much of what is wanted goes through slots.
+  [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
 
   [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
@@ -106,7 +108,7 @@ class Plan {
   unsigned stretch_count_ = 0;
   std::uint64_t block_count_ = 0;
   bool needs_buffered_ = false;
-  bool needs_slots_ = false;
+  std::uint64_t slot_bytes_ = 0;
 };
 
 template <class Visit>

@@ -64,7 +64,7 @@ inline Place place_of(const PlanCase& input, std::uint64_t start) {
 
 // A direct write covers whole pages and whole units; a direct read whole units.
 inline std::size_t direct_unit(const PlanCase& input) {
-  return input.direction == Direction::write ? std::max(page_bytes, input.rules.offset_alignment)
+  return input.direction == Direction::write ? std::max(page_bytes(), input.rules.offset_alignment)
                                              : input.rules.offset_alignment;
 }
 
@@ -238,7 +238,7 @@ template <class Pick>
   input.rules.offset_alignment = std::size_t{1} << (usual ? pick(9, 12) : pick(0, 16));
   input.rules.memory_alignment = std::size_t{1} << (usual ? pick(2, 12) : pick(0, 16));
   const std::uint64_t unit =
-      std::max({page_bytes, input.rules.offset_alignment, input.rules.memory_alignment});
+      std::max({page_bytes(), input.rules.offset_alignment, input.rules.memory_alignment});
   input.limits.block_bytes = unit * (std::uint64_t{1} << pick(0, 8));
   input.limits.slot_block_bytes = unit * pick(1, 32);
 

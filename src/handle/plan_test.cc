@@ -60,8 +60,8 @@ TEST(Plan, holds_its_promises_on_random_inputs) {
 TEST(Plan, holds_its_promises_on_every_short_range_around_two_pages) {
   for (const Direction direction : both_directions) {
     for (const std::uint64_t misalignment : {0u, 1u, 512u}) {
-      for (std::uint64_t offset = 0; offset <= 2 * page_bytes; offset += 256) {
-        for (std::uint64_t bytes = 0; bytes <= 2 * page_bytes + 512; bytes += 256) {
+      for (std::uint64_t offset = 0; offset <= 2 * page_bytes(); offset += 256) {
+        for (std::uint64_t bytes = 0; bytes <= 2 * page_bytes() + 512; bytes += 256) {
           for (const std::uint64_t more : {0u, 1u}) {
             const PlanCase input =
                 one_piece(direction, offset + more, bytes + more, page_address + misalignment);
@@ -149,7 +149,7 @@ TEST(Plan, gathers_several_pieces_in_one_request) {
 }
 
 TEST(Plan, writes_partly_written_pages_through_the_page_cache) {
-  const PlanCase input = one_piece(Direction::write, 512, 3 * page_bytes, page_address + 512);
+  const PlanCase input = one_piece(Direction::write, 512, 3 * page_bytes(), page_address + 512);
   const Plan plan = plan_of(input);
   std::vector<std::pair<std::uint64_t, Descriptor>> blocks;
   for (std::uint64_t i = 0; i < plan.block_count(); ++i) {
@@ -157,8 +157,8 @@ TEST(Plan, writes_partly_written_pages_through_the_page_cache) {
   }
   const std::vector<std::pair<std::uint64_t, Descriptor>> expected{
       {512, Descriptor::buffered},
-      {page_bytes, Descriptor::direct},
-      {3 * page_bytes, Descriptor::buffered}};
+      {page_bytes(), Descriptor::direct},
+      {3 * page_bytes(), Descriptor::buffered}};
   EXPECT_EQ(blocks, expected);
   EXPECT_FALSE(plan.needs_slots());
 }

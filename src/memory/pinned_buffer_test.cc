@@ -47,7 +47,7 @@ int code_of_free(PinnedBuffer& buffer) {
 }
 
 bool is_mapped(const std::byte* page) {
-  return ::msync(const_cast<std::byte*>(page), page_bytes, MS_ASYNC) == 0;
+  return ::msync(const_cast<std::byte*>(page), page_bytes(), MS_ASYNC) == 0;
 }
 
 bool is_zero(std::span<const std::byte> bytes) {
@@ -101,7 +101,7 @@ TEST(PinnedBuffer, is_zeroed_starts_a_page_and_is_as_long_as_asked) {
     const PinnedBuffer buffer(bytes);
     EXPECT_EQ(buffer.size(), bytes);
     EXPECT_EQ(buffer.bytes().size(), bytes);
-    EXPECT_TRUE(is_aligned(buffer.data(), page_bytes)) << bytes;
+    EXPECT_TRUE(is_aligned(buffer.data(), page_bytes())) << bytes;
     ASSERT_TRUE(is_zero(buffer.bytes())) << bytes;
     std::fill(buffer.bytes().begin(), buffer.bytes().end(), std::byte{1});
   }
@@ -111,9 +111,9 @@ TEST(PinnedBuffer, takes_whole_pages_and_hardly_more_than_asked) {
   for (const std::size_t bytes : sizes) {
     const auto region = Region::create(bytes, os::System::real()).or_throw();
     const std::size_t mapped = region->mapped().size();
-    EXPECT_EQ(mapped % page_bytes, 0U);
+    EXPECT_EQ(mapped % page_bytes(), 0U);
     EXPECT_GE(mapped, bytes);
-    EXPECT_LT(mapped, bytes + page_bytes);
+    EXPECT_LT(mapped, bytes + page_bytes());
     if (bytes >= MiB) {
       EXPECT_LE(static_cast<double>(mapped), 1.01 * static_cast<double>(bytes)) << bytes;
     }
@@ -324,13 +324,13 @@ TEST(IsPinned, holds_for_views_wholly_inside_one_buffer) {
 
 TEST(IsPinned, does_not_hold_across_two_buffers) {
   std::vector<PinnedBuffer> buffers;
-  for (int i = 0; i < 16; ++i) buffers.emplace_back(page_bytes);
+  for (int i = 0; i < 16; ++i) buffers.emplace_back(page_bytes());
   int neighbours = 0;
   for (const PinnedBuffer& a : buffers) {
     for (const PinnedBuffer& b : buffers) {
-      if (a.data() + page_bytes != b.data()) continue;
+      if (a.data() + page_bytes() != b.data()) continue;
       ++neighbours;
-      EXPECT_FALSE(is_pinned({a.data(), 2 * page_bytes}));
+      EXPECT_FALSE(is_pinned({a.data(), 2 * page_bytes()}));
     }
   }
   if (neighbours == 0) GTEST_SKIP() << "no two buffers were mapped side by side";

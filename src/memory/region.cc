@@ -85,10 +85,10 @@ Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& sy
                   .hint = "ask for less, or free other memory"});
   };
   if (bytes > (std::size_t{1} << 62)) return no_memory();
-  const std::size_t mapped_bytes = align_up(std::max<std::size_t>(bytes, 1), page_bytes);
+  const std::size_t mapped_bytes = align_up(std::max<std::size_t>(bytes, 1), page_bytes());
 
   // A huge page must start at its own size: map more than needed and cut both ends off.
-  const std::size_t slack = mapped_bytes >= huge_page_bytes ? huge_page_bytes - page_bytes : 0;
+  const std::size_t slack = mapped_bytes >= huge_page_bytes ? huge_page_bytes - page_bytes() : 0;
   std::byte* mapped = system.map(mapped_bytes + slack);
   if (mapped == nullptr) return no_memory();
   std::byte* data = mapped;

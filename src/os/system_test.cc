@@ -92,15 +92,16 @@ TEST_F(SystemTest, offsets_that_do_not_fit_are_refused) {
 }
 
 TEST_F(SystemTest, memory_calls_report_their_failure) {
-  const auto unmapped = [] { return reinterpret_cast<std::byte*>(page_bytes); };
+  const auto unmapped = [] { return reinterpret_cast<std::byte*>(page_bytes()); };
   EXPECT_EQ(with_stale_errno([&] { return system_.map(std::size_t{1} << 62); }), nullptr);
-  EXPECT_EQ(with_stale_errno([&] { return system_.unmap(unmapped() + 1, page_bytes); }), -EINVAL);
-  if (::mlock(unmapped(), page_bytes) != 0) {  // sanitizers make mlock do nothing
-    EXPECT_EQ(with_stale_errno([&] { return system_.lock(unmapped(), page_bytes); }), -ENOMEM);
+  EXPECT_EQ(with_stale_errno([&] { return system_.unmap(unmapped() + 1, page_bytes()); }), -EINVAL);
+  if (::mlock(unmapped(), page_bytes()) != 0) {  // sanitizers make mlock do nothing
+    EXPECT_EQ(with_stale_errno([&] { return system_.lock(unmapped(), page_bytes()); }), -ENOMEM);
   }
-  EXPECT_EQ(with_stale_errno([&] { return system_.advise(unmapped(), page_bytes, MADV_HUGEPAGE); }),
-            -ENOMEM);
-  EXPECT_EQ(with_stale_errno([&] { return system_.advise(unmapped(), page_bytes, 12345); }),
+  EXPECT_EQ(
+      with_stale_errno([&] { return system_.advise(unmapped(), page_bytes(), MADV_HUGEPAGE); }),
+      -ENOMEM);
+  EXPECT_EQ(with_stale_errno([&] { return system_.advise(unmapped(), page_bytes(), 12345); }),
             -EINVAL);
 }
 
@@ -110,17 +111,18 @@ TEST_F(SystemTest, file_calls_do_what_they_are_named_for) {
   constexpr std::array<std::byte, 4> written{std::byte{1}, std::byte{2}, std::byte{3},
                                              std::byte{4}};
   std::array<std::byte, 16> read{};
-  EXPECT_EQ(with_stale_errno([&] { return system_.fallocate(fd, 0, 0, page_bytes); }), 0);
-  EXPECT_EQ(with_stale_errno([&] { return system_.pwrite(fd, written.data(), 4, page_bytes); }), 4);
+  EXPECT_EQ(with_stale_errno([&] { return system_.fallocate(fd, 0, 0, page_bytes()); }), 0);
+  EXPECT_EQ(with_stale_errno([&] { return system_.pwrite(fd, written.data(), 4, page_bytes()); }),
+            4);
   EXPECT_EQ(with_stale_errno([&] { return system_.fdatasync(fd); }), 0);
   EXPECT_EQ(with_stale_errno([&] { return system_.fsync(fd); }), 0);
-  EXPECT_EQ(with_stale_errno([&] { return system_.pread(fd, read.data(), 16, page_bytes); }), 4);
+  EXPECT_EQ(with_stale_errno([&] { return system_.pread(fd, read.data(), 16, page_bytes()); }), 4);
   EXPECT_EQ(std::memcmp(read.data(), written.data(), 4), 0);
   EXPECT_EQ(with_stale_errno([&] { return system_.pread(fd, read.data(), 16, GiB); }), 0);
 
   struct statx facts{};
   EXPECT_EQ(with_stale_errno([&] { return system_.statx(fd, STATX_SIZE, &facts); }), 0);
-  EXPECT_EQ(facts.stx_size, page_bytes + 4);
+  EXPECT_EQ(facts.stx_size, page_bytes() + 4);
   struct statfs volume{};
   EXPECT_EQ(with_stale_errno([&] { return system_.statfs(fd, &volume); }), 0);
   EXPECT_GT(volume.f_bsize, 0u);
@@ -142,14 +144,15 @@ TEST_F(SystemTest, duplicate_is_closed_on_exec_and_shares_the_flags) {
 }
 
 TEST_F(SystemTest, mapped_memory_is_zeroed_and_can_be_locked_and_given_back) {
-  std::byte* const memory = with_stale_errno([&] { return system_.map(4 * page_bytes); });
+  std::byte* const memory = with_stale_errno([&] { return system_.map(4 * page_bytes()); });
   ASSERT_NE(memory, nullptr);
-  EXPECT_TRUE(is_aligned(memory, page_bytes));
-  for (std::size_t at = 0; at < 4 * page_bytes; ++at) ASSERT_EQ(memory[at], std::byte{0});
-  EXPECT_EQ(with_stale_errno([&] { return system_.advise(memory, page_bytes, MADV_DONTNEED); }), 0);
-  const int locked = system_.lock(memory, page_bytes);
+  EXPECT_TRUE(is_aligned(memory, page_bytes()));
+  for (std::size_t at = 0; at < 4 * page_bytes(); ++at) ASSERT_EQ(memory[at], std::byte{0});
+  EXPECT_EQ(with_stale_errno([&] { return system_.advise(memory, page_bytes(), MADV_DONTNEED); }),
+            0);
+  const int locked = system_.lock(memory, page_bytes());
   EXPECT_TRUE(locked == 0 || locked == -ENOMEM || locked == -EPERM) << locked;
-  EXPECT_EQ(with_stale_errno([&] { return system_.unmap(memory, 4 * page_bytes); }), 0);
+  EXPECT_EQ(with_stale_errno([&] { return system_.unmap(memory, 4 * page_bytes()); }), 0);
 }
 
 TEST_F(SystemTest, a_replaced_call_is_reached_through_the_seam) {

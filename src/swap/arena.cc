@@ -60,7 +60,7 @@ std::span<std::byte> Lease::pages() const noexcept {
 Arena::Arena(Memory memory) : memory_(std::move(memory)) { free_.grow(size()); }
 
 std::shared_ptr<Arena> Arena::make(std::size_t bytes, SwapMemory kind) {
-  const std::size_t pages = align_up(bytes, page_bytes);
+  const std::size_t pages = align_up(bytes, page_bytes());
   std::shared_ptr<Arena> arena(
       new Arena(kind == SwapMemory::page_locked ? page_locked(pages) : ordinary(pages)));
   Arenas& all = arenas();
@@ -89,7 +89,7 @@ std::shared_ptr<Lease> Arena::holder(std::span<const std::byte> memory) {
 
 std::shared_ptr<Lease> Arena::try_take(std::size_t bytes) {
   if (bytes > size()) return nullptr;
-  const std::uint64_t pages = align_up(std::max<std::uint64_t>(bytes, 1), page_bytes);
+  const std::uint64_t pages = align_up(std::max<std::uint64_t>(bytes, 1), page_bytes());
   const std::lock_guard lock(mutex_);
   const auto offset = free_.take(pages);
   if (!offset) return nullptr;

@@ -14,7 +14,7 @@ Mapping::Mapping(os::System& system, std::byte* memory, std::uint64_t bytes,
 Mapping::~Mapping() { system_.unmap(memory_, mapped_bytes_); }
 
 Result<std::shared_ptr<Mapping>> Mapping::make(os::System& system, std::uint64_t bytes) {
-  const std::uint64_t mapped = align_up(std::max<std::uint64_t>(bytes, 1), page_bytes);
+  const std::uint64_t mapped = align_up(std::max<std::uint64_t>(bytes, 1), page_bytes());
   std::byte* const memory = system.map(mapped);
   if (memory == nullptr) {
     return Error({.operation = "map tensors",
@@ -34,7 +34,7 @@ Status Mapping::add(const std::shared_ptr<Place>& place, std::uint64_t offset,
     const Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
     const std::uint64_t at = filled_bytes_ + stretch.offset - offset;
-    const int mapped = system_.map_file(memory_ + at, align_up(stretch.bytes, page_bytes),
+    const int mapped = system_.map_file(memory_ + at, align_up(stretch.bytes, page_bytes()),
                                         fd.value(), stretch.file_offset);
     if (mapped < 0) {
       return Error({.operation = "map tensors",

@@ -42,7 +42,7 @@ std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease
   if (lease == nullptr) return memory;
   const std::span<std::byte> pages = lease->pages();
   const auto left = static_cast<std::size_t>(pages.data() + pages.size() - memory.data());
-  return {memory.data(), std::min(align_up(memory.size(), page_bytes), left)};
+  return {memory.data(), std::min(align_up(memory.size(), page_bytes()), left)};
 }
 
 }  // namespace
@@ -328,9 +328,11 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const SwapPart& part = parts[i];
-    if (part.offset % page_bytes != 0 || (part.bytes % page_bytes != 0 && i + 1 < parts.size())) {
-      throw wrong("view", part.key, EINVAL,
-                  "parts of a view must be multiples of " + std::to_string(page_bytes) + " bytes");
+    if (part.offset % page_bytes() != 0 ||
+        (part.bytes % page_bytes() != 0 && i + 1 < parts.size())) {
+      throw wrong(
+          "view", part.key, EINVAL,
+          "parts of a view must be multiples of " + std::to_string(page_bytes()) + " bytes");
     }
     bytes += part.bytes;
   }

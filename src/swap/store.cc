@@ -76,7 +76,7 @@ int Store::grow(Drive& drive, std::uint64_t bytes) {
   const std::uint64_t total = drive.extents.total_bytes();
   const std::uint64_t lacking = bytes - std::min(bytes, drive.extents.free_tail_bytes());
   const std::uint64_t step = std::clamp(total / 4, 16 * MiB, growth_bytes_max);
-  for (const std::uint64_t more : {std::max(lacking, align_up(step, page_bytes)), lacking}) {
+  for (const std::uint64_t more : {std::max(lacking, align_up(step, page_bytes())), lacking}) {
     const int fd = drive.file.opened()->main_fd();
     int grown = system_.fallocate(fd, 0, total, more);
     if (grown == -EOPNOTSUPP) grown = system_.truncate(fd, total + more);
@@ -115,11 +115,11 @@ std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<Piece>& pie
 
 Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
   std::vector<Piece> pieces;
-  const std::uint64_t needed = align_up(bytes, page_bytes);
+  const std::uint64_t needed = align_up(bytes, page_bytes());
   const std::lock_guard lock(mutex_);
   const std::size_t count = drives_.size();
   const std::uint64_t stripe = align_up(
-      std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes);
+      std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes());
   std::uint64_t found = 0;
   for (std::size_t i = 0; i < count && found < needed; ++i) {
     found += take_whole((next_ + i) % count, std::min(stripe, needed - found), pieces);
@@ -156,7 +156,7 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
 
 Status Store::reserve(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes);
+  const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes());
   for (Drive& drive : drives_) {
     if (drive.extents.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);
   }

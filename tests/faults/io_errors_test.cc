@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, IoErrors, all_engines, engine_name);
 // Which blocks of a file cannot be read, as plain pread() sees it.
 std::set<std::size_t> blocks_lost(const std::string& path, std::size_t block) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  void* memory = std::aligned_alloc(page_bytes, block);
+  void* memory = std::aligned_alloc(page_bytes(), block);
   std::set<std::size_t> lost;
   for (std::size_t i = 0; i < scan_bytes / block; ++i) {
     const ssize_t got = ::pread(fd, memory, block, static_cast<off_t>(i * block));

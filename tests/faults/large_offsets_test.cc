@@ -134,7 +134,7 @@ void expect_split(Rig& rig, const File& file, RequestKind kind, std::span<std::b
     at += taken.bytes;
   }
   ASSERT_GE(at, offset + memory.size());
-  ASSERT_LE(at, kind == RequestKind::read ? align_up(offset + memory.size(), page_bytes)
+  ASSERT_LE(at, kind == RequestKind::read ? align_up(offset + memory.size(), page_bytes())
                                           : offset + memory.size());
 }
 
@@ -154,7 +154,7 @@ TEST_P(LargeOffsets, every_length_around_every_edge_is_split_without_gap_or_over
       for (const std::uint64_t length : {edge - 1, edge, edge + 1}) {
         for (const std::uint64_t offset : {std::uint64_t{0}, edge - 1, edge, edge + 1}) {
           // Memory that can be used in place: nothing is copied.
-          const auto part = memory.bytes().subspan(offset % page_bytes, length);
+          const auto part = memory.bytes().subspan(offset % page_bytes(), length);
           expect_split(rig, file, RequestKind::read, part, offset);
           expect_split(rig, file, RequestKind::write, part, offset);
           if (HasFatalFailure()) return;

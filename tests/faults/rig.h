@@ -74,9 +74,9 @@ class Rig {
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes, std::size_t skew = 0)
-      : bytes_(bytes), memory_(bytes + skew + 3 * page_bytes, guard) {
+      : bytes_(bytes), memory_(bytes + skew + 3 * page_bytes(), guard) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    begin_ = align_up(address, page_bytes) - address + page_bytes + skew;
+    begin_ = align_up(address, page_bytes()) - address + page_bytes() + skew;
     clear();
   }
 
