@@ -12,10 +12,13 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import machine
 import page
@@ -37,11 +40,16 @@ BYSTANDER_CORES_MAX = 0.5
 # With a target, without one, rounds of a curve; and the same for a first look.
 PAIRS, PAIRS_WITHOUT_TARGET, ROUNDS = 20, 10, 5
 QUICK_PAIRS, QUICK_ROUNDS = 3, 1
+SCRATCH_BYTES, SCRATCH_BYTES_QUICK = 40 * 10**9, 10 * 10**9
 SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
 
 
-def load_calibration(path: Path) -> dict[str, FioPoint]:
-    stored = json.loads(path.read_text())["calibration"]
+def stored_calibration(
+    options: argparse.Namespace, before: dict[str, Any] | None
+) -> dict[str, FioPoint]:
+    """fio's settings of an earlier run, so that both are against the same."""
+    source = json.loads(options.calibration.read_text()) if options.calibration else before
+    stored = source["calibration"] if source else {}
     return {cell: FioPoint(**point) for cell, point in stored.items()}
 
 
@@ -85,42 +93,48 @@ def take_pair(row: Row, ours_first: bool) -> float:
     return bystanders.cores()
 
 
-def rehearse(rows: list[Row], peers: Peers, progress: Progress) -> list[Row]:
+def rehearse(
+    rows: list[Row], peers: Peers, failed: dict[str, str], progress: Progress
+) -> list[Row]:
     """Sets peers up, calibrates fio where a row needs it, and shows early that the jobs work.
     Returns the rows that can be measured here."""
     ready = []
     for index, row in enumerate(rows, 1):
         progress.step(f"rehearsal {index} of {len(rows)}: {row.name}")
-        if row.peer in peers.missing:
-            continue
         try:
             row.other()
             ready.append(row)
-        except (PeerMissing, JobFailed) as error:
-            if not row.peer:
-                raise
-            peers.missing[row.peer] = str(error)
-    return [row for row in ready if row.peer not in peers.missing]
+        except PeerMissing:
+            pass  # peers.missing says why
+        except JobFailed as error:
+            failed[row.name] = str(error)
+    return ready
 
 
-def measure(rows: list[Row], wanted: dict[str, int], progress: Progress) -> None:
+def measure(
+    rows: list[Row], wanted: dict[str, int], failed: dict[str, str], progress: Progress
+) -> None:
     """A pair that others disturbed is taken again (a reason that knows no outcome), but not more
-    than a quarter of all: some machines are never quiet."""
+    than a quarter of all: some machines are never quiet. A row whose job fails is left out from
+    then on, with the pairs that it has."""
     retakes_left = sum(wanted.values()) // 4
     pairs = max(wanted.values(), default=0)
     for number in range(pairs):
         progress.step(f"pair {number + 1} of {pairs}")
         for index, row in enumerate(rows, 1):
-            if number >= wanted[row.name]:
+            if number >= wanted[row.name] or row.name in failed:
                 continue
             progress(f"pair {number + 1} of {pairs}, row {index} of {len(rows)}: {row.name}")
             ours_first = number % 2 == 0
-            busy_cores = take_pair(row, ours_first)
-            if busy_cores > BYSTANDER_CORES_MAX and retakes_left > 0:
-                retakes_left -= 1
-                row.pairs.pop()
+            try:
                 busy_cores = take_pair(row, ours_first)
-            row.disturbed += busy_cores > BYSTANDER_CORES_MAX
+                if busy_cores > BYSTANDER_CORES_MAX and retakes_left > 0:
+                    retakes_left -= 1
+                    row.pairs.pop()
+                    busy_cores = take_pair(row, ours_first)
+                row.disturbed += busy_cores > BYSTANDER_CORES_MAX
+            except (JobFailed, PeerMissing) as error:
+                failed[row.name] = str(error)
 
 
 def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Row]:
@@ -140,6 +154,7 @@ def measure_all(
     drawn: list[Curve],
     bench: Bench,
     options: argparse.Namespace,
+    failed: dict[str, str],
     progress: Progress,
 ) -> None:
     """First what is drawn, then the pairs: whoever interrupts these has fewer, but of every row.
@@ -151,61 +166,102 @@ def measure_all(
     if not options.rows:
         for curve in curves(bench, options.quick):
             progress.step(curve.title)
-            curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
-            drawn.append(curve)
+            try:
+                curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
+                drawn.append(curve)
+            except JobFailed as error:
+                failed[curve.title] = str(error)
         progress.step("a million operations")
-        flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
-        drawn.append(flat)
-        rows += flat_rows
-    measure(paired, wanted, progress)
+        try:
+            flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
+            drawn.append(flat)
+            rows += flat_rows
+        except JobFailed as error:
+            failed["a million operations"] = str(error)
+    measure(paired, wanted, failed, progress)
+
+
+def facts_of(folder: Path, options: argparse.Namespace) -> dict[str, str]:
+    """The machine, what was asked of it, and the versions of what is not a peer."""
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return machine.facts(folder) | {
+        "command": " ".join(["compare.py", *sys.argv[1:]]) + (" (quick)" if options.quick else ""),
+        "tensorferry": first_line(head),
+        "fio": first_line(["fio", "--version"]),
+    }
+
+
+def first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "not there"
+    return done.stdout.partition("\n")[0]
+
+
+def check_room(options: argparse.Namespace) -> None:
+    needed = SCRATCH_BYTES_QUICK if options.quick else SCRATCH_BYTES
+    free = shutil.disk_usage(options.directory).free
+    if free < needed:
+        raise SystemExit(
+            f"{options.directory} has {free / 1e9:.0f} GB free and {needed / 1e9:.0f} GB are "
+            "needed: free some, or name another with --directory"
+        )
 
 
 def main() -> int:
     options = arguments()
+    before = json.loads(options.against.read_text()) if options.against else None
+    # The library's own settings are measured, not what somebody has tuned or traces.
+    for name in [name for name in os.environ if name.startswith("TENSORFERRY_")]:
+        del os.environ[name]
+    os.environ["TENSORFERRY_PROFILES"] = ""
     # A killed run reports what it has and removes its scratch files, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     interrupted = False
     progress = Progress()
     peers = Peers(progress)
     drawn: list[Curve] = []
+    failed: dict[str, str] = {}
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compare-", dir=options.directory) as folder:
         bench = Bench(Path(folder), options.program, options.quick, progress)
-        facts = machine.facts(Path(folder))
-        rows: list[Row] = []
+        rows = all_rows(bench, peers, options)
+        if not rows or options.list:
+            print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")
+            return 0 if rows else 2
+        check_room(options)
+        facts = facts_of(Path(folder), options)
         try:
-            if options.calibration:
-                bench.calibration = load_calibration(options.calibration)
-            rows = all_rows(bench, peers, options)
-            if not rows or options.list:
-                print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")
-                return 0 if rows else 2
+            bench.calibration = stored_calibration(options, before)
             progress("preparing files")
             bench.prepare()
-            rows = rehearse(rows, peers, progress)
-            measure_all(rows, drawn, bench, options, progress)
-        except JobFailed as error:
+            rows = rehearse(rows, peers, failed, progress)
+            measure_all(rows, drawn, bench, options, failed, progress)
+        except JobFailed as error:  # before there is anything to report
             progress.end()
             print(f"a job failed: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             interrupted = True
-            rows = [row for row in rows if row.pairs]
         finally:
             for end in bench.at_end:
                 end()
         progress.end()
-        if not rows:
-            return 130
-    print(page.text_table(results.HEAD, results.table(rows), results.NUMBERS))
-    for name, reason in peers.missing.items():
+    rows = [row for row in rows if row.pairs]
+    if rows:
+        print(page.text_table(results.HEAD, results.table(rows), results.NUMBERS))
+    for name, reason in (peers.missing | failed).items():
         print(f"not measured: {name}: {reason}")
+    if not rows:
+        return 130 if interrupted else 1
     print(results.summary(rows))
-    results.write(rows, drawn, bench, peers, facts, options.output)
+    found = results.write(rows, drawn, bench, peers, facts, failed, options.output)
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
-    if options.against and results.against(options.against, options.output):
+    whole = not options.rows and not interrupted
+    if before and results.against(before, found, whole):
         return 3
-    return 130 if interrupted else 0
+    return 130 if interrupted else 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 from jobs import MIB, ROOT, Sample, run, size_text
 from pairs import Target
 from rows import Row, speed
 
 PROGRAM = ROOT / "build" / "release" / "benchmarks" / "copy_benchmark"
-PAIRS_AT_A_TIME = 5  # starting the program takes longer than a pair
+REPETITIONS = 5
 # From, to, what copy() is told, sizes. Only streaming promises to be faster than memcpy; "never
 # slower beyond noise" is 1 within the interval.
 SITUATIONS = [
@@ -24,23 +25,18 @@ SLOT = ("hot", "cold", "cold", MIB)
 
 @dataclass
 class CopyRow(Row):
-    """Its pairs come several at a time from one run of copy_benchmark."""
+    """A pair is the medians of one run of copy_benchmark, which alternates by itself."""
 
     arguments: tuple[str, ...] = ()
     size: int = 0
-    waiting: list[tuple[Sample, Sample]] | None = None
 
     def take(self, ours_first: bool) -> None:
-        if not self.waiting:
-            taken = run([str(PROGRAM), str(PAIRS_AT_A_TIME), *self.arguments])
-            self.waiting = [
-                (self.sample(ours), self.sample(other))
-                for ours, other in zip(taken["copy"], taken["other"], strict=True)
-            ]
-        self.pairs.append(self.waiting.pop())
-
-    def sample(self, seconds: float) -> Sample:
-        return Sample(gb_per_second=self.size / 1e9 / seconds)
+        taken = run([str(PROGRAM), str(REPETITIONS), *self.arguments])
+        ours, other = (
+            Sample(gb_per_second=self.size / 1e9 / median(taken[name]))
+            for name in ("copy", "other")
+        )
+        self.pairs.append((ours, other))
 
 
 def nothing() -> Sample:

@@ -6,6 +6,7 @@ that each sees the whole span of time; a point is the median of its rounds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,6 @@ DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
 WORKERS = (1, 2, 4)
 SIZES = tuple((4 << 10) << (3 * step) for step in range(8))  # 4 KiB to 8 GiB
-SIZES_QUICK = tuple(size for size in SIZES if size <= GIB)
 FILE_BYTES = 256 * MIB
 MILLION = 1_000_000
 STEPS = 10  # a million operations in ten steps
@@ -57,6 +57,11 @@ class Curve:
         return head, rows
 
 
+def memory_for_one() -> int:
+    """How large a tensor may be that is held in memory here."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
 def passes(size: int) -> int:
     """Enough for half a gigabyte, or a thousand."""
     return max(1, min(1000, GIB // 2 // size))
@@ -86,11 +91,14 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
         return take
 
     def by_size(size: int, memory: str) -> float:
+        if size <= MIB:  # at random offsets, one at a time
+            sample = bench.ferry.calls(file, "sync", size, GIB, passes(size), memory, 1)
+            return size / 1e3 / sample.call_us_mean
         words = ("--memory", memory)
         return bench.ferry.large(file, "read", size, passes(size), *words).gb_per_second
 
     def fio_by_size(size: int) -> float:
-        if size <= MIB:  # one at a time, as ours; fio's clock is too coarse for a pass
+        if size <= MIB:
             return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
         best = bench.best_point("read", bench.large)
         return fio_large(file, best, "read", size, passes(size)).gb_per_second
@@ -131,7 +139,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
             "Size of one tensor, one read at a time",
             "bytes",
             "GB/s",
-            SIZES_QUICK if quick else SIZES,
+            tuple(size for size in SIZES if size <= (GIB if quick else memory_for_one())),
             {
                 "page-locked": partial(by_size, memory="pinned"),
                 "ordinary memory": partial(by_size, memory="ordinary"),

@@ -21,6 +21,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -110,7 +111,7 @@ struct Result {
   std::vector<double> cpu_seconds;  // the same
   std::size_t bytes_per_repetition = 0;
   std::vector<double> call_seconds;  // sync and path: every call
-  double open_close_seconds = 0;     // path: open(O_DIRECT) and close, the mean
+  double open_close_seconds = 0;     // path: open(O_DIRECT) and close, the median
   std::vector<double> resident_kib;  // queue: after each repetition
   std::vector<double> descriptors;   // the same
   std::int64_t end_ns = 0;           // of the monotonic clock
@@ -174,35 +175,44 @@ File open_for(const Job& job) {
   return File::open(job.path, job.direction == Direction::read ? Access::read : Access::write);
 }
 
-// What the slots of ordinary memory cost the machine, without slots: as many bytes, from memory
-// that is in no cache, to a few megabytes that are used again and again.
+// What the slots of ordinary memory cost the machine, without slots: copies of as many bytes
+// between memory that is in no cache and a few megabytes that are used again and again.
 class Copies {
  public:
-  explicit Copies(std::size_t bytes) : from_(bytes), to_(slots_bytes) {}
+  Copies(Direction direction, std::size_t bytes)
+      : direction_(direction), users_(bytes), slots_(slots_bytes) {}
 
   [[nodiscard]] std::jthread start() {
-    return std::jthread([this] {
+    return std::jthread([this](const std::stop_token& stop) {
       constexpr std::size_t block = 512 * KiB;
-      for (std::size_t at = 0; at + block <= from_.size(); at += block) {
-        std::memcpy(to_.data() + at % slots_bytes, from_.data() + at, block);
+      for (std::size_t at = 0; at + block <= users_.size() && !stop.stop_requested(); at += block) {
+        const std::span user = std::span(users_).subspan(at, block);
+        const std::span slot = std::span(slots_).subspan(at % slots_bytes, block);
+        if (direction_ == Direction::read) {
+          tensorferry::copy(user, slot, tensorferry::Destination::cold);
+        } else {
+          tensorferry::copy(slot, user);
+        }
       }
     });
   }
 
  private:
   static constexpr std::size_t slots_bytes = 24 * MiB;
-  std::vector<std::byte> from_, to_;
+  const Direction direction_;
+  std::vector<std::byte> users_, slots_;
 };
 
 // One transfer, or one per thread at the same time, one after the other in the file.
 void transfer_all(Handle& handle, const Job& job, std::span<std::byte> memory, const File& file) {
-  std::vector<std::jthread> others;
+  std::vector<std::future<void>> others;
   for (unsigned i = 1; i < job.threads; ++i) {
-    others.emplace_back([&, at = i * job.bytes] {
+    others.push_back(std::async(std::launch::async, [&, at = i * job.bytes] {
       transfer(handle, job.direction, memory.subspan(at, job.bytes), file, job.offset + at);
-    });
+    }));
   }
   transfer(handle, job.direction, memory.first(job.bytes), file, job.offset);
+  for (std::future<void>& other : others) other.get();
 }
 
 Result run_one(const Job& job) {
@@ -213,7 +223,7 @@ Result run_one(const Job& job) {
   if (job.memory != MemoryKind::fresh) memory->fill(job.seed);
   const File file = open_for(job);
   std::optional<Copies> copies;
-  if (job.beside_copies) copies.emplace(bytes);
+  if (job.beside_copies) copies.emplace(job.direction, bytes);
 
   Result result;
   result.bytes_per_repetition = bytes;
@@ -223,10 +233,8 @@ Result run_one(const Job& job) {
       memory = std::make_unique<Memory>(job.memory, bytes);
     }
     if (i == 0 && job.wait_to_start) wait_to_start();
-    measure(result, i, [&] {
-      const std::jthread beside = copies ? copies->start() : std::jthread();
-      transfer_all(handle, job, memory->bytes(), file);
-    });
+    const std::jthread beside = copies ? copies->start() : std::jthread();
+    measure(result, i, [&] { transfer_all(handle, job, memory->bytes(), file); });
   }
   result.end_ns = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   describe(result, job, handle, file);
@@ -269,13 +277,17 @@ void transfer_now(Handle& handle, Direction direction, std::span<std::byte> memo
 
 double open_close_seconds(const Job& job) {
   const int flags = (job.direction == Direction::read ? O_RDONLY : O_WRONLY) | O_DIRECT | O_CLOEXEC;
-  const auto begin = Clock::now();
-  for (std::size_t i = 0; i < job.count; ++i) {
+  std::vector<double> seconds(job.count);
+  for (double& took : seconds) {
+    const auto begin = Clock::now();
     const int descriptor = open(job.path.c_str(), flags);
     if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "open");
     close(descriptor);
+    took = since(begin);
   }
-  return since(begin) / static_cast<double>(job.count);
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
 }
 
 Result run_sync(const Job& job) {

@@ -124,7 +124,7 @@ std::optional<Job> parse(int argument_count, char** arguments) {
   }
   const bool writes_new_file = job.file_state == FileState::created;
   if (job.path.empty() || optind != argument_count || job.bytes == 0 || job.repeat == 0 ||
-      job.threads == 0 ||
+      job.threads == 0 || job.count == 0 ||
       (writes_new_file && (job.mode != Mode::one || job.direction != Direction::write))) {
     return std::nullopt;
   }

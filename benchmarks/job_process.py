@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from jobs import ROOT, JobFailed, Sample
 from peers import Peers
+
+
+ANSWER_SECONDS_MAX = 900  # DeepSpeed builds its op before the first one
 
 
 class JobProcess:
@@ -52,15 +57,20 @@ class JobProcess:
 
     def ask(self, job: str | None) -> dict[str, Any]:
         assert self.process and self.process.stdin and self.process.stdout
-        if job is not None:
-            self.process.stdin.write(job + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        try:
+            if job is not None:
+                self.process.stdin.write(job + "\n")
+                self.process.stdin.flush()
+            # An answer is one line, so nothing of it waits in Python's buffer.
+            answered = select.select([self.process.stdout], [], [], ANSWER_SECONDS_MAX)[0]
+            line = self.process.stdout.readline() if answered else ""
+        except BrokenPipeError:
+            line = ""
         if not line:
-            raise JobFailed(
-                f"{self.side}: ended with {self.process.wait()}; try by hand: "
-                f"{' '.join(self.command)}"
-            )
+            self.process.kill()
+            code = self.process.wait()
+            self.process = None
+            raise JobFailed(f"{self.side}: ended with {code}; by hand: {' '.join(self.command)}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JobFailed(f"{self.side}: {answer['error']}")
@@ -68,6 +78,11 @@ class JobProcess:
 
     def end(self) -> None:
         if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait(timeout=60)
+            with suppress(OSError):
+                self.process.stdin.close()
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
             self.process = None

@@ -42,11 +42,11 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
     memory = JobProcess("offload_jobs.py", "torch", peers, "torch", folder)
     theirs = JobProcess("offload_jobs.py", "deepspeed", peers, "DeepSpeed", folder)
     bench.at_end += [ours.end, memory.end, theirs.end]
-    last: dict[str, Sample] = {}
+    last: dict[int, Sample] = {}
 
     def our_pass(rows: int) -> Sample:
-        last["pass"] = ours.run("infer", rows=rows, repeat=PASSES)
-        return last["pass"]
+        last[rows] = ours.run("infer", rows=rows, repeat=PASSES)
+        return last[rows]
 
     def step_limit() -> Sample:
         """The slower of the drive alone and the computation alone."""
@@ -55,7 +55,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
     def pass_limit(rows: int) -> Sample:
-        known = last.get("pass") or our_pass(rows)
+        known = last.get(rows) or our_pass(rows)
         read_bytes = int(known.gb_per_second * 1e9 * known.repetition_seconds)
         drive = fio_mix(bench, read_bytes, 0, PASSES)
         compute = memory.run("infer", rows=rows, repeat=PASSES)

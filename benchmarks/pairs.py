@@ -50,8 +50,12 @@ class Figure:
     low: float
     high: float
     # holds, misses or unclear where there is a target; else ahead, even (1 is in the interval) or
-    # behind
+    # behind; nothing where there are too few pairs
     verdict: str
+
+
+# With fewer pairs the interval is their range, and says little.
+PAIRS_TO_JUDGE = 6
 
 
 def standing(low: float, high: float, more_is_better: bool) -> str:
@@ -62,5 +66,9 @@ def standing(low: float, high: float, more_is_better: bool) -> str:
 
 def figure(ratios: list[float], target: Target | None, more_is_better: bool = True) -> Figure:
     low, high = interval(ratios)
-    verdict = target.verdict(low, high) if target else standing(low, high, more_is_better)
+    verdict = ""
+    if target:
+        verdict = target.verdict(low, high)
+    elif len(ratios) >= PAIRS_TO_JUDGE:
+        verdict = standing(low, high, more_is_better)
     return Figure(median(ratios), low, high, verdict)

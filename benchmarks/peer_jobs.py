@@ -156,8 +156,7 @@ class Fastsafetensors(LoadsSafetensors):
 
     def load(self, path: str, _sizes: list[int]) -> None:
         with self.open(filenames=[path], nogds=True, device="cpu") as file:
-            for key in file.keys():  # noqa: SIM118, this is no dict
-                file.get_tensor(key)
+            touch(file.get_tensor(key) for key in file.keys())  # noqa: SIM118, this is no dict
 
 
 class RunaiModelStreamer(LoadsSafetensors):
@@ -169,8 +168,7 @@ class RunaiModelStreamer(LoadsSafetensors):
     def load(self, path: str, _sizes: list[int]) -> None:
         with self.streamer() as streamer:
             streamer.stream_file(path)
-            for _name, _tensor in streamer.get_tensors():
-                pass
+            touch(tensor for _name, tensor in streamer.get_tensors())
 
 
 class Tensornvme:

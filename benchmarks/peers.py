@@ -83,11 +83,17 @@ class Peers:
         peer = next(peer for peer in PEERS if peer.name == name)
         folder = HOME / name
         python = folder / "bin" / "python"
-        recipe = repr(peer)
+        if name in self.missing:
+            raise PeerMissing(self.missing[name])
+        recipe = f"{sys.version_info[:2]} {peer!r}"
         done = folder / "recipe.txt"
         if not done.exists() or done.read_text() != recipe:
             self.say.step(f"setting up {name}")
-            self.make(peer, folder, python)
+            try:
+                self.make(peer, folder, python)
+            except (PeerMissing, OSError) as error:
+                self.missing[name] = str(error)
+                raise PeerMissing(str(error)) from error
             done.write_text(recipe)
         self.versions[name] = self.version(peer, python)
         return python

@@ -12,6 +12,7 @@ from typing import Any
 import page
 from bench import Bench
 from curves import Curve
+from pairs import PAIRS_TO_JUDGE
 from peers import Peers
 from rows import MORE_IS_BETTER, Row
 
@@ -104,10 +105,12 @@ def write(
     bench: Bench,
     peers: Peers,
     facts: dict[str, str],
+    failed: dict[str, str],
     output: Path,
-) -> None:
+) -> dict[str, Any]:
+    """Writes all files and returns what the JSON holds."""
     output.mkdir(parents=True, exist_ok=True)
-    found = as_json(rows, curves, bench, peers, facts)
+    found = as_json(rows, curves, bench, peers, facts) | {"failed": failed}
     text = json.dumps(found, indent=1)
     (output / "compare.json").write_text(text + "\n")
     markdown = page.markdown_table(HEAD, table(rows))
@@ -136,8 +139,11 @@ def write(
     ]
     if peers.missing:
         sections.append(("Peers that cannot be had here", page.facts_list(peers.missing)))
+    if failed:
+        sections.append(("Not measured", page.facts_list(failed)))
     lead = f"{found['date']}; {summary(rows)}."
     page.write(output / "compare.html", "tensorferry, side by side", lead, sections)
+    return found
 
 
 CHART_TEXT = (
@@ -156,39 +162,44 @@ def ratio_chart(rows: list[Row]) -> str:
     return page.ratio_chart(lines)
 
 
+# Two runs differ by more than their pairs do: this much is not a fall.
+RUN_TO_RUN = 0.03
+
+
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
-    """The rows whose whole interval is now on the worse side of the whole interval of before."""
+    """The rows whose whole interval is now on the worse side of the whole interval of before, by
+    more than runs differ. Rows with few pairs are not judged."""
     earlier = {row["name"]: row for row in before["rows"]}
     found = []
     for row in now["rows"]:
         old = earlier.get(row["name"])
-        if old is None:
+        if old is None or min(len(old["pairs"]), len(row["pairs"])) < PAIRS_TO_JUDGE:
             continue
         if row["unit"] in MORE_IS_BETTER:
-            worse = row["high"] < old["low"]
+            worse = row["high"] < old["low"] * (1 - RUN_TO_RUN)
         else:
-            worse = row["low"] > old["high"]
+            worse = row["low"] > old["high"] * (1 + RUN_TO_RUN)
         if worse:
-            found.append(
-                [
-                    row["name"],
-                    *(f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in (old, row)),
-                ]
-            )
+            shown = (f"{r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for r in (old, row))
+            found.append([row["name"], *shown])
     return found
 
 
-def against(path: Path, output: Path) -> int:
-    """Prints what has fallen since; returns how many rows."""
-    before = json.loads(path.read_text())
-    now = json.loads((output / "compare.json").read_text())
-    names = {row["name"] for row in before["rows"]}
-    known = [row for row in now["rows"] if row["name"] in names]
+def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
+    """Prints what has fallen since, and what is not there any more where the run is `whole`.
+    Returns whether there is any of it."""
+    names = {row["name"] for row in now["rows"]}
+    gone = [row["name"] for row in before["rows"] if row["name"] not in names] if whole else []
     worse = fallen(before, now)
     if worse:
         print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
+    for name in gone:
+        print(f"not measured any more: {name}")
+    if before["machine"] != now["machine"]:
+        print("the machine, or what was asked for, is not the same: see both under 'machine'")
+    known = names & {row["name"] for row in before["rows"]}
     print(
-        f"against {path} of {before['date']}: {len(worse)} of {len(known)} ratios fell by more "
-        f"than the noise; {len(now['rows']) - len(known)} rows are new"
+        f"against the run of {before['date']}: {len(worse)} of {len(known)} ratios fell by more "
+        f"than the noise; {len(gone)} rows are gone, {len(names - known)} are new"
     )
-    return len(worse)
+    return bool(worse or gone)

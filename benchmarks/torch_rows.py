@@ -32,7 +32,7 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
 
     def small(jobs: JobProcess, kind: str, **options: Any) -> Sample:
         bench.seed += 1
-        return jobs.run(kind, file=bench.read_file, seed=bench.seed // 2, **options)
+        return jobs.run(kind, file=bench.read_file, seed=bench.seed, **options)
 
     rows = []
     for memory, name, factor in (("ordinary", "ordinary", 3.0), ("pinned", "page-locked", 1.0)):

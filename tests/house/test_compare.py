@@ -1,6 +1,6 @@
 """`make compare`: what it calls even, held and fallen. The figures themselves are not tests."""
 
-import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import compare  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
-from jobs import Sample  # noqa: E402
+from job_process import JobProcess  # noqa: E402
+from jobs import JobFailed, Sample  # noqa: E402
 from pairs import Target, figure, interval  # noqa: E402
 from peers import Peer, PeerMissing, Peers  # noqa: E402
 from progress import Progress  # noqa: E402
@@ -35,11 +37,12 @@ def test_the_interval_comes_from_order_statistics():
         ([0.9] * 10 + [1.1] * 10, None, "even"),
         ([1.1] * 20, None, "ahead"),
         ([0.9] * 20, None, "behind"),
+        ([0.9] * 5, None, ""),
     ],
 )
 def test_verdicts(ratios, target, verdict):
     assert figure(ratios, target).verdict == verdict
-    assert verdict in page.VERDICTS
+    assert not verdict or verdict in page.VERDICTS
 
 
 def test_less_time_is_ahead():
@@ -47,43 +50,84 @@ def test_less_time_is_ahead():
     assert figure([1.5] * 20, None, more_is_better=False).verdict == "behind"
 
 
-def result(name, unit, low, ratio, high):
-    return {"name": name, "unit": unit, "low": low, "ratio": ratio, "high": high}
+def result(name, unit, low, ratio, high, pairs=20):
+    return {"name": name, "unit": unit, "low": low, "ratio": ratio, "high": high,
+            "pairs": [[ratio, 1.0]] * pairs}
+
+
+def a_run(*rows):
+    return {"date": "then", "machine": {}, "rows": list(rows)}
 
 
 def test_only_what_fell_by_more_than_the_noise_is_told():
-    before = {
-        "rows": [
-            result("slower", "GB/s", 0.95, 1.0, 1.05),
-            result("noisy", "GB/s", 0.95, 1.0, 1.05),
-            result("faster", "GB/s", 0.95, 1.0, 1.05),
-            result("longer", "us", 0.95, 1.0, 1.05),
-            result("shorter", "us", 0.95, 1.0, 1.05),
-        ]
-    }
-    now = {
-        "rows": [
-            result("slower", "GB/s", 0.80, 0.9, 0.94),
-            result("noisy", "GB/s", 0.80, 0.9, 0.96),
-            result("faster", "GB/s", 1.10, 1.2, 1.30),
-            result("longer", "us", 1.10, 1.2, 1.30),
-            result("shorter", "us", 0.80, 0.9, 0.94),
-            result("new", "us", 0.80, 0.9, 0.94),
-        ]
-    }
+    before = a_run(
+        result("slower", "GB/s", 0.95, 1.0, 1.05),
+        result("noisy", "GB/s", 0.95, 1.0, 1.05),
+        result("as runs differ", "GB/s", 0.95, 1.0, 1.05),
+        result("faster", "GB/s", 0.95, 1.0, 1.05),
+        result("longer", "us", 0.95, 1.0, 1.05),
+        result("shorter", "us", 0.95, 1.0, 1.05),
+        result("few pairs", "us", 0.95, 1.0, 1.05),
+    )
+    now = a_run(
+        result("slower", "GB/s", 0.80, 0.85, 0.90),
+        result("noisy", "GB/s", 0.80, 0.9, 0.96),
+        result("as runs differ", "GB/s", 0.90, 0.92, 0.94),
+        result("faster", "GB/s", 1.10, 1.2, 1.30),
+        result("longer", "us", 1.10, 1.2, 1.30),
+        result("shorter", "us", 0.80, 0.9, 0.94),
+        result("few pairs", "us", 1.10, 1.2, 1.30, pairs=3),
+        result("new", "us", 0.80, 0.9, 0.94),
+    )
     assert [row[0] for row in results.fallen(before, now)] == ["slower", "longer"]
 
 
-def test_against_prints_them_and_counts(tmp_path, capsys):
-    old = {"date": "then", "rows": [result("read", "GB/s", 0.95, 1.0, 1.05)]}
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    new = {"date": "now", "rows": [result("read", "GB/s", 0.5, 0.6, 0.7)]}
-    (tmp_path / "compare.json").write_text(json.dumps(new))
-    assert results.against(tmp_path / "old.json", tmp_path) == 1
+def test_against_prints_them_and_what_is_gone(capsys):
+    before = a_run(result("read", "GB/s", 0.95, 1.0, 1.05), result("write", "GB/s", 0.9, 1.0, 1.1))
+    now = a_run(result("read", "GB/s", 0.5, 0.6, 0.7))
+    assert results.against(before, now, whole=True)
     said = capsys.readouterr().out
-    assert "read" in said
     assert "0.600 (0.500 to 0.700)" in said
     assert "1 of 1 ratios fell" in said
+    assert "not measured any more: write" in said
+    same = a_run(result("read", "GB/s", 0.95, 1.0, 1.05))
+    assert results.against(before, same, whole=True), "a row is gone"
+    assert not results.against(before, same, whole=False), "it was not asked for"
+
+
+def ready_row(name, ours, other):
+    return Row(name, "GB/s", None, ours, other, speed)
+
+
+def fail():
+    raise JobFailed("it broke")
+
+
+def test_a_job_that_fails_costs_its_own_row_only():
+    good = ready_row("good", lambda: Sample(gb_per_second=2), lambda: Sample(gb_per_second=1))
+    bad = ready_row("bad", fail, lambda: Sample(gb_per_second=1))
+    worse = ready_row("worse", lambda: Sample(gb_per_second=1), fail)
+    failed = {}
+    peers = Peers(Progress())
+    rows = compare.rehearse([bad, good, worse], peers, failed, Progress())
+    assert rows == [bad, good]
+    compare.measure(rows, {"good": 3, "bad": 3}, failed, Progress())
+    assert failed == {"worse": "it broke", "bad": "it broke"}
+    assert good.ratios() == [2.0, 2.0, 2.0]
+
+
+def test_a_peer_that_dies_is_an_error_and_starts_anew(tmp_path):
+    class Here:
+        def python(self, _name):
+            return Path(sys.executable)
+
+    program = tmp_path / "dies.py"
+    program.write_text("print('{}', flush=True); input(); raise SystemExit(7)")
+    jobs = JobProcess(str(program), "dies", Here(), "nobody")
+    for _ in range(2):
+        with pytest.raises(JobFailed, match="dies: ended with"):
+            jobs.run("anything")
+    jobs.end()
 
 
 def test_a_row_alternates_who_goes_first():
@@ -112,6 +156,7 @@ def test_the_rows_can_be_listed_without_measuring():
         capture_output=True,
         text=True,
         check=True,
+        env={**os.environ, "QUICK": ""},
     )
     names = done.stdout.splitlines()
     assert len(names) == len(set(names))
