@@ -185,6 +185,9 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     return found
 
 
+ANY = {"command": "", "tensorferry": ""}  # what may differ from run to run on one machine
+
+
 def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
     """Prints what has fallen since, and what is not there any more where the run is `whole`.
     Returns whether there is any of it."""
@@ -195,8 +198,9 @@ def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
         print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
     for name in gone:
         print(f"not measured any more: {name}")
-    if before["machine"] != now["machine"]:
-        print("the machine, or what was asked for, is not the same: see both under 'machine'")
+    then, here = ({**run["machine"], **ANY} for run in (before, now))
+    if then != here:
+        print("the machine is not the same: see 'machine' in both")
     known = names & {row["name"] for row in before["rows"]}
     print(
         f"against the run of {before['date']}: {len(worse)} of {len(known)} ratios fell by more "
