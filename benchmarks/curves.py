@@ -15,14 +15,13 @@ from statistics import median
 from bench import Bench
 from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
 from pairs import Target
-from rows import Row
+from rows import Row, call, memory
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
 WORKERS = (1, 2, 4)
 SIZES = tuple((4 << 10) << (3 * step) for step in range(8))  # 4 KiB to 8 GiB
 FILE_BYTES = 256 * MIB
-MILLION = 1_000_000
 STEPS = 10  # a million operations in ten steps
 
 
@@ -150,7 +149,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
     ]
 
 
-def million(bench: Bench, operations: int = MILLION) -> tuple[Curve, list[Row]]:
+def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
     """Reads of 4 KiB, 64 at a time; time and memory after every tenth of them."""
     step = operations // STEPS
     report = bench.ferry.queue(bench.read_file, GIB, step, STEPS)
@@ -172,21 +171,21 @@ def million(bench: Bench, operations: int = MILLION) -> tuple[Curve, list[Row]]:
     for name, values in measured.items():
         for point, value in zip(points, values, strict=True):
             curve.taken[name, point] = [value]
+    samples = {
+        "us each": ("us", [Sample(call_us_median=us) for us in measured["us each"]], call, 1.05),
+        "resident MiB": (
+            "MiB",
+            [Sample(memory_bytes=kib * 1024) for kib in report["resident_kib"]],
+            memory,
+            1.01,
+        ),
+    }
     rows = []
     half = STEPS // 2
-    for name, unit, limit in (("us each", "us", 1.05), ("resident MiB", "MiB", 1.01)):
-        values = measured[name]
-        row = Row(
-            f"{operations:,} operations, {name}: second half / first half",
-            unit,
-            Target(limit, at_least=False),
-            Sample,
-            Sample,
-            lambda ours, other: (ours.memory_bytes, other.memory_bytes),
-        )
-        row.pairs = [
-            (Sample(memory_bytes=late), Sample(memory_bytes=early))
-            for early, late in zip(values[:half], values[half:], strict=True)
-        ]
+    for name, (unit, taken, value, limit) in samples.items():
+        title = f"{operations:,} operations, {name}: second half / first half"
+        target = Target(limit, at_least=False)
+        row = Row(title, unit, target, Sample, Sample, value)
+        row.pairs = list(zip(taken[half:], taken[:half], strict=True))
         rows.append(row)
     return curve, rows

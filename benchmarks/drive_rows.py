@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from bench import CALLS, PASSES, Bench
@@ -9,62 +10,45 @@ from jobs import GIB, MIB, FioPoint, Sample, fio_large, fio_queue, fio_together,
 from pairs import Target
 from rows import Row, call, call_less_open, cpu, speed
 
+Job = Callable[[], Sample]
 QUEUE_COUNT = 50_000
 
 
 def large_rows(bench: Bench) -> list[Row]:
-    rows = []
-    sizes = bench.sizes
     names = {"read": "read", "write": "overwrite", "new": "write of a new file"}
+    rows = []
+
+    def add(name: str, target: Target | None, ours: Job, other: Job) -> None:
+        rows.append(Row(name, "GB/s", target, ours, other, speed))
+
+    def pinned(kind: str, size: int, *options: str) -> Job:
+        return partial(bench.pinned, kind, size, *options)
+
+    def of_memory(kind: str, size: int, memory: str) -> Job:
+        return pinned(kind, size, "--memory", memory)
+
     for kind, name in names.items():
-        for size in sizes:
-            rows.append(
-                Row(
-                    f"page-locked {name}, {size_text(size)} / fio",
-                    "GB/s",
-                    Target(0.98, at_least=True),
-                    partial(bench.pinned, kind, size),
-                    partial(bench.fio_best, kind, size),
-                    speed,
-                )
-            )
+        for size in bench.sizes:
+            what = f"page-locked {name}, {size_text(size)} / fio"
+            fio = partial(bench.fio_best, kind, size)
+            add(what, Target(0.98, at_least=True), pinned(kind, size), fio)
     for kind in ("read", "write"):
-        for size in sizes:
-            rows.append(
-                Row(
-                    f"ordinary memory {names[kind]}, {size_text(size)} / page-locked",
-                    "GB/s",
-                    Target(0.90, at_least=True),
-                    partial(bench.pinned, kind, size, "--memory", "ordinary"),
-                    partial(bench.pinned, kind, size),
-                    speed,
-                )
-            )
+        for size in bench.sizes:
+            what = f"ordinary memory {names[kind]}, {size_text(size)} / page-locked"
+            ordinary = of_memory(kind, size, "ordinary")
+            add(what, Target(0.90, at_least=True), ordinary, pinned(kind, size))
     # What limits ordinary memory: the same copies beside page-locked transfers.
     for kind in ("read", "write"):
-        rows.append(
-            Row(
-                f"ordinary memory {names[kind]}, {size_text(bench.large)} / page-locked while "
-                "another thread copies as much",
-                "GB/s",
-                None,
-                partial(bench.pinned, kind, bench.large, "--memory", "ordinary"),
-                partial(bench.pinned, kind, bench.large, "--beside-copies"),
-                speed,
-            )
-        )
+        size = bench.large
+        what = f"ordinary memory {names[kind]}, {size_text(size)} / page-locked"
+        beside = pinned(kind, size, "--beside-copies")
+        ordinary = of_memory(kind, size, "ordinary")
+        add(f"{what} while another thread copies as much", None, ordinary, beside)
     for memory, name in (("pinned", "page-locked"), ("ordinary", "reused")):
-        for size in sizes:
-            rows.append(
-                Row(
-                    f"fresh memory read, {size_text(size)} / {name}",
-                    "GB/s",
-                    None,
-                    partial(bench.pinned, "read", size, "--memory", "fresh"),
-                    partial(bench.pinned, "read", size, "--memory", memory),
-                    speed,
-                )
-            )
+        for size in bench.sizes:
+            fresh = of_memory("read", size, "fresh")
+            what = f"fresh memory read, {size_text(size)} / {name}"
+            add(what, None, fresh, of_memory("read", size, memory))
     return rows
 
 
