@@ -33,10 +33,15 @@ struct Device {
   // 256 KiB and 1 MiB; 512 KiB where nothing is known.
   std::size_t block_bytes = std::size_t{512} << 10;
 
+  // The same for memory of huge pages, of which a device request carries more: as many bytes as its
+  // sectors allow, not as many as it has entries for pages of the usual size. At most 2 MiB.
+  std::size_t huge_page_block_bytes = std::size_t{512} << 10;
+
   // How many physical disks it is made of, as far as can be seen.
   unsigned disks = 1;
 
-  // How many requests to keep in flight: 16 MiB per disk, but no more than the queue holds.
+  // How many requests to keep in flight: 16 MiB per disk in blocks of block_bytes, but no more than
+  // the queue holds.
   unsigned queue_depth = 32;
 
   std::optional<Profile> profile;  // its word comes before these hints

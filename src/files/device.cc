@@ -161,6 +161,8 @@ class Inspection {
       device_.block_bytes =
           std::clamp(std::bit_floor(device_.request_bytes_max), 256 * KiB, 1 * MiB);
     }
+    device_.huge_page_block_bytes =
+        std::clamp(std::bit_floor(huge_request_bytes_max_), device_.block_bytes, huge_page_bytes);
     device_.disks = static_cast<unsigned>(std::max<std::size_t>(physical_.size(), 1));
     const std::size_t wanted = device_.disks * in_flight_bytes / device_.block_bytes;
     const std::size_t held = queue_requests_ > 0 ? queue_requests_ : wanted;
@@ -184,8 +186,13 @@ class Inspection {
       device_.identity = identity_of(disk);
     }
     const std::string queue = disk + "/queue/";
-    limit_request(size_in(queue + "max_sectors_kb") * KiB);
-    limit_request(size_in(queue + "max_segments") * page_bytes());
+    const std::size_t sectors_bytes = size_in(queue + "max_sectors_kb") * KiB;
+    const std::size_t segments = size_in(queue + "max_segments");
+    const std::size_t segment_bytes = size_in(queue + "max_segment_size");
+    limit(device_.request_bytes_max, sectors_bytes);
+    limit(device_.request_bytes_max, segments * page_bytes());
+    limit(huge_request_bytes_max_, sectors_bytes);
+    limit(huge_request_bytes_max_, segments * std::min(segment_bytes, huge_page_bytes));
     // What a stack of devices holds is bounded by its disks: the last word is theirs.
     if (const std::size_t held = size_in(queue + "nr_requests"); held > 0) queue_requests_ = held;
     const std::size_t logical = size_in(queue + "logical_block_size");
@@ -194,10 +201,9 @@ class Inspection {
     }
   }
 
-  void limit_request(std::size_t bytes) {
-    if (bytes == 0) return;
-    const std::size_t known = device_.request_bytes_max;
-    device_.request_bytes_max = known == 0 ? bytes : std::min(known, bytes);
+  // 0 is "unknown" in both.
+  static void limit(std::size_t& known, std::size_t bytes) {
+    if (bytes > 0) known = known == 0 ? bytes : std::min(known, bytes);
   }
 
   static std::string name_of(const std::string& disk) {
@@ -266,6 +272,7 @@ class Inspection {
   std::vector<Number> visited_;
   std::set<std::string> physical_;  // numbers of the disks at the bottom
   std::size_t queue_requests_ = 0;
+  std::size_t huge_request_bytes_max_ = 0;  // request_bytes_max for memory of huge pages
   Device device_;
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "tensorferry/device.h"
@@ -24,9 +25,13 @@ struct SystemTree {
 // Reads the profile of a device into it: its own settings, or the problem with them. Never fails.
 void take_profile(Device& device);
 
-// The request size to use: that of the profile, else what sysfs suggests.
-[[nodiscard]] inline std::size_t preferred_block_bytes(const Device& device) noexcept {
-  return device.profile ? device.profile->block_bytes : device.block_bytes;
+enum class Pages : std::uint8_t { usual, huge };
+
+// The request size to use for memory of such pages: that of the profile, else what sysfs suggests.
+[[nodiscard]] inline std::size_t preferred_block_bytes(const Device& device,
+                                                       Pages pages = Pages::usual) noexcept {
+  if (device.profile) return device.profile->block_bytes;
+  return pages == Pages::huge ? device.huge_page_block_bytes : device.block_bytes;
 }
 
 // Both together, remembered per device number for the life of the process. Thread-safe.

@@ -28,6 +28,7 @@ struct Queue {
   std::string segments_max = {};
   std::string logical_block = "512";
   std::string requests = {};
+  std::string segment_bytes_max = {};
 };
 
 // A sysfs with the folders that the kernel makes: devices below /devices, links elsewhere.
@@ -51,6 +52,7 @@ class FakeTree {
     write(folder / "queue/max_segments", queue.segments_max);
     write(folder / "queue/logical_block_size", queue.logical_block);
     write(folder / "queue/nr_requests", queue.requests);
+    write(folder / "queue/max_segment_size", queue.segment_bytes_max);
   }
 
   void partition(const std::string& disk_name, const std::string& name, const std::string& number) {
@@ -111,6 +113,7 @@ void expect_nothing_known(const Device& device) {
   EXPECT_EQ(device.logical_block_bytes, 0u);
   EXPECT_EQ(device.request_bytes_max, 0u);
   EXPECT_EQ(device.block_bytes, 512 * KiB);
+  EXPECT_EQ(device.huge_page_block_bytes, 512 * KiB);
 }
 
 TEST(Device, plain_disk_is_limited_by_sectors) {
@@ -130,6 +133,41 @@ TEST(Device, plain_disk_is_limited_by_segments) {
   EXPECT_EQ(device.logical_block_bytes, 4096u);
   EXPECT_EQ(device.request_bytes_max, 254u * 4096u);
   EXPECT_EQ(device.block_bytes, 512 * KiB);
+}
+
+// A huge page takes one entry of a request, where pages of the usual size take 512.
+TEST(Device, requests_of_huge_pages_are_limited_by_sectors_and_by_large_segments) {
+  FakeTree tree;
+  unsigned minor = 0;
+  const auto huge_page_block_bytes = [&](const Queue& queue) {
+    const std::string number = std::to_string(++minor);
+    tree.disk("vd" + number, "254:" + number, queue);
+    const Device device = tree.inspect(254, minor);
+    EXPECT_GE(device.huge_page_block_bytes, device.block_bytes);
+    return device.huge_page_block_bytes;
+  };
+  const Queue few_segments = {.sectors_kb_max = "4096", .segments_max = "254"};
+  EXPECT_EQ(huge_page_block_bytes(few_segments), 2 * MiB);
+  Queue queue = few_segments;
+  queue.segment_bytes_max = "4294967295";
+  EXPECT_EQ(huge_page_block_bytes(queue), 2 * MiB);
+  queue.segment_bytes_max = "4096";
+  EXPECT_EQ(huge_page_block_bytes(queue), 512 * KiB);
+  queue.segment_bytes_max = "8192";
+  EXPECT_EQ(huge_page_block_bytes(queue), 1 * MiB);
+  queue = {.sectors_kb_max = "1280", .segments_max = "65535", .segment_bytes_max = "65536"};
+  EXPECT_EQ(huge_page_block_bytes(queue), 1 * MiB);
+  queue.sectors_kb_max = "128";
+  EXPECT_EQ(huge_page_block_bytes(queue), 256 * KiB);
+}
+
+// A stack carries what the least of its devices does.
+TEST(Device, requests_of_huge_pages_are_limited_by_every_device_of_a_stack) {
+  FakeTree tree;
+  tree.disk("nvme0n1", "259:0", {"1024", "65535"});
+  tree.disk("md0", "9:0", {"4096", "65535"});
+  tree.slave("md0", "nvme0n1");
+  EXPECT_EQ(tree.inspect(9, 0).huge_page_block_bytes, 1 * MiB);
 }
 
 TEST(Device, block_bytes_stay_between_256_KiB_and_1_MiB) {

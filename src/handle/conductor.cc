@@ -101,6 +101,22 @@ std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
   return cuts_small_transfers(options) ? 256 * KiB : MiB;
 }
 
+// The region that holds all of a run, if it is one piece; it was found last.
+std::shared_ptr<memory::Region> region_of(const Transfer& transfer, std::span<const Piece> pieces) {
+  if (pieces.size() != 1 || transfer.regions.empty()) return nullptr;
+  const auto& region = transfer.regions.back();
+  const Piece& piece = pieces.front();
+  const bool inside = piece.memory >= region->data() &&
+                      piece.memory + piece.bytes <= region->data() + region->bytes();
+  return inside ? region : nullptr;
+}
+
+// What the requests of a run are made of. Through the page cache it is single pages all the same.
+files::Pages pages_of(const files::OpenFile& file, const memory::Region* region) noexcept {
+  const bool huge = file.direct() && region != nullptr && region->huge_page_reason().empty();
+  return huge ? files::Pages::huge : files::Pages::usual;
+}
+
 std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
   const std::uint64_t quarter =
       align_up(std::max<std::uint64_t>(part.bytes / 4, 256 * KiB), unit_of(*part.file));
@@ -197,14 +213,18 @@ Result<std::vector<std::shared_ptr<os::GpuFence>>> Conductor::fences_for(
   return fences;
 }
 
-Limits Conductor::limits_for(const files::OpenFile& file, const Crew& crew) const noexcept {
+Limits Conductor::limits_for(const files::OpenFile& file, files::Pages pages,
+                             const Crew& crew) const noexcept {
   const std::size_t unit = unit_of(file);
-  const std::size_t wanted =
-      options_.block_bytes > 0 ? options_.block_bytes : files::preferred_block_bytes(file.device());
-  const std::size_t block_bytes = align_up(wanted, unit);
+  const auto block_bytes = [&](files::Pages of) {
+    return align_up(options_.block_bytes > 0 ? options_.block_bytes
+                                             : files::preferred_block_bytes(file.device(), of),
+                    unit);
+  };
+  const std::size_t slot_bytes = crew.options().slot_block_bytes;
   return {
-      .block_bytes = block_bytes,
-      .slot_block_bytes = align_down(std::min(block_bytes, crew.options().slot_block_bytes), unit)};
+      .block_bytes = block_bytes(pages),
+      .slot_block_bytes = align_down(std::min(block_bytes(files::Pages::usual), slot_bytes), unit)};
 }
 
 // --- Crews -----------------------------------------------------------------------------------
@@ -406,11 +426,13 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
   std::size_t first_piece = 0;
   const auto close_run = [&]() -> Status {
     if (first == nullptr) return Nothing{};
-    Limits limits = limits_for(*first->file, crew);
+    const std::span<const Piece> pieces = std::span(transfer.pieces).subspan(first_piece);
+    std::shared_ptr<memory::Region> region = region_of(transfer, pieces);
+    Limits limits = limits_for(*first->file, pages_of(*first->file, region.get()), crew);
     if (parts.size() == 1 && first->gpu < 0 && cuts_small_transfers(options_)) {
       limits.slot_block_bytes = quarter_of(limits, *first);
     }
-    return add_run(transfer, std::span(transfer.pieces).subspan(first_piece), *first, crew, limits);
+    return add_run(transfer, pieces, *first, std::move(region), crew, limits);
   };
   std::uint64_t end = 0;  // of the run so far
   for (const Part& part : parts) {
@@ -443,7 +465,8 @@ Status Conductor::add_runs(Transfer& transfer, std::span<Part> parts, const Crew
 }
 
 Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
-                          const Crew& crew, const Limits& limits) const {
+                          std::shared_ptr<memory::Region> region, const Crew& crew,
+                          const Limits& limits) const {
   files::OpenFile& file = *first.file;
   Rules rules = rules_of(first);
   std::shared_ptr<engines::CufileFile> cufile;
@@ -459,21 +482,13 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
           .file = first.file,
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
-          .region = nullptr,
+          .region = std::move(region),
           .gpu = first.gpu,
           .cufile = std::move(cufile)};
   if (run.plan.needs_buffered_descriptor()) {
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
     run.buffered_fd = fd.value();
-  }
-  if (pieces.size() == 1 && !transfer.regions.empty()) {
-    const auto& region = transfer.regions.back();
-    const Piece& piece = pieces.front();
-    if (piece.memory >= region->data() &&
-        piece.memory + piece.bytes <= region->data() + region->bytes()) {
-      run.region = region;
-    }
   }
   transfer.runs.push_back(std::move(run));
   return Nothing{};

@@ -65,7 +65,8 @@ class Conductor {
   [[nodiscard]] Status check_generation() const;
   [[nodiscard]] Result<std::vector<std::shared_ptr<os::GpuFence>>> fences_for(
       std::span<const Part> parts) const;
-  [[nodiscard]] Limits limits_for(const files::OpenFile& file, const Crew& crew) const noexcept;
+  [[nodiscard]] Limits limits_for(const files::OpenFile& file, files::Pages pages,
+                                  const Crew& crew) const noexcept;
   [[nodiscard]] Result<Team*> main_team(const Device& device);
   [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
   [[nodiscard]] Result<Team*> gds_team(const files::OpenFile& file);
@@ -79,7 +80,8 @@ class Conductor {
                                                          std::size_t slot_bytes);
   [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
   [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
-                               const Crew& crew, const Limits& limits) const;
+                               std::shared_ptr<memory::Region> region, const Crew& crew,
+                               const Limits& limits) const;
   [[nodiscard]] static Status add_steps(Transfer& transfer,
                                         const std::shared_ptr<files::OpenFile>& file,
                                         Durability durability);

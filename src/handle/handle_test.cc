@@ -408,6 +408,26 @@ TEST_P(HandleOnEngine, what_the_user_chose_is_not_cut) {
   }
 }
 
+TEST_P(HandleOnEngine, memory_of_huge_pages_moves_in_the_blocks_that_suit_it) {
+  const std::string path = make_file("data", 8 * MiB, 1);
+  const Device device = device_of(path);
+  PinnedBuffer huge(8 * MiB);
+  if (!huge.huge_page_reason().empty()) GTEST_SKIP() << huge.huge_page_reason();
+  if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "the page cache takes single pages";
+  const auto requests = [&](std::span<std::byte> bytes, const HandleOptions& options) {
+    Handle handle(options);
+    handle.read_now(bytes, path);
+    EXPECT_EQ(support::pattern_fault(bytes, 0, 1), "");
+    const Stats stats = handle.stats();
+    return stats.requests - stats.short_transfers - stats.retries;
+  };
+  EXPECT_EQ(requests(huge.bytes(), options()), 8 * MiB / device.huge_page_block_bytes);
+  Memory usual(8 * MiB);
+  EXPECT_EQ(requests(usual.bytes(), options()), 8 * MiB / device.block_bytes);
+  const HandleOptions chosen{.engine = GetParam(), .block_bytes = MiB};
+  EXPECT_EQ(requests(huge.bytes(), chosen), 8U) << "what the user chose";
+}
+
 TEST(Inline, a_ragged_end_alone_does_not_need_the_engine) {
   const support::TempDir dir;
   support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
