@@ -96,6 +96,14 @@ bool cuts_small_transfers(const HandleOptions& options) noexcept {
          (options.queue_depth == 0 || options.queue_depth >= 4);
 }
 
+// How many slots of one worker are filled and under way at a time, where a slot of each worker
+// takes `bytes` together: they stay in the cache, of which other work, and what has landed and is
+// being copied out, needs its share.
+unsigned slots_in_flight(unsigned depth, std::size_t bytes) {
+  const auto held = static_cast<unsigned>(os::last_level_cache_bytes() / 4 / bytes);
+  return std::clamp(held, std::min(depth, auto_queue_depth_min), depth);
+}
+
 // How much of a transfer the calling thread takes through a slot, where the copy comes last.
 std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
   return cuts_small_transfers(options) ? 256 * KiB : MiB;
@@ -246,15 +254,18 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
-  return Crew::start({.engine = kind,
-                      .queue_depth = depth,
-                      .workers = workers,
-                      .submit = options_.submit,
-                      .overlap = options_.overlap,
-                      .slot_block_bytes = slot,
-                      .slots_per_worker = static_cast<unsigned>(
-                          std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch))},
-                     open_engine_, system_, ledger_);
+  return Crew::start(
+      {.engine = kind,
+       .queue_depth = depth,
+       .workers = workers,
+       .submit = options_.submit,
+       .overlap = options_.overlap,
+       .slot_block_bytes = slot,
+       .slots_per_worker =
+           static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
+       .slots_in_flight =
+           options_.queue_depth > 0 ? depth : slots_in_flight(depth, workers * slot)},
+      open_engine_, system_, ledger_);
 }
 
 // `gds` is a choice for memory of GPUs alone.

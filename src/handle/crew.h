@@ -39,6 +39,8 @@ struct CrewOptions {
   Overlap overlap = Overlap::on;
   std::size_t slot_block_bytes = 0;  // size of one slot
   unsigned slots_per_worker = 1;
+  // How many slots may be filled and under way at a time, for memory of the CPU.
+  unsigned slots_in_flight = 1;
 };
 
 class Crew {

@@ -251,5 +251,40 @@ TEST_P(MemoryUse, what_was_freed_while_it_was_written_is_written) {
 
 TENSORFERRY_ON_EVERY_ENGINE(MemoryUse);
 
+// How many requests of one large read were under way at a time.
+std::size_t most_under_way(const HandleOptions& options, std::span<std::byte> memory,
+                           const std::string& path) {
+  Gate gate;
+  gate.open();
+  {
+    Handle handle = gate.open_handle(options);
+    handle.read(memory, path).wait();
+  }
+  std::size_t under_way = 0, most = 0;
+  for (const Gate::Event& event : gate.events()) {
+    event.kind == Gate::Event::Kind::submitted ? ++under_way : --under_way;
+    most = std::max(most, under_way);
+  }
+  return most;
+}
+
+TEST(Slots, under_way_stay_within_a_quarter_of_the_cache_unless_a_depth_was_chosen) {
+  const support::TempDir dir;
+  const std::string path = dir.file("data");
+  support::write_whole_file(path, support::pattern(64 * MiB, 0, 1));
+  if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
+  const Device device = device_of(path);
+  const std::size_t cached = os::last_level_cache_bytes() / 4 / device.block_bytes;
+  const std::size_t expected = std::clamp<std::size_t>(cached, 8, device.queue_depth);
+
+  Memory skewed(64 * MiB, 5);
+  EXPECT_EQ(most_under_way({}, skewed.bytes(), path), expected);
+  EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
+  EXPECT_EQ(most_under_way({.queue_depth = 40}, skewed.bytes(), path), 40U);
+  EXPECT_EQ(most_under_way({.queue_depth = 2}, skewed.bytes(), path), 2U);
+  Memory in_place(64 * MiB);
+  EXPECT_EQ(most_under_way({}, in_place.bytes(), path), device.queue_depth);
+}
+
 }  // namespace
 }  // namespace tensorferry::handle

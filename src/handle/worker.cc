@@ -104,7 +104,7 @@ std::size_t Worker::room() const noexcept {
 // Whether there is something to do that no completion and no wake() would announce: slots came free
 // for flights that wait for them, or the queue was not looked at because of what has ended since.
 bool Worker::work_at_hand() const noexcept {
-  if (!starved_.empty() && !free_slots_.empty()) return true;
+  if (!starved_.empty() && slot_is_free_for(flights_[starved_.front()])) return true;
   return idle() && !queue_was_empty_;
 }
 
@@ -231,7 +231,7 @@ bool Worker::take_slot(Flight& flight) {
       free_slots_.push_back(static_cast<int>(i - 1));
     }
   }
-  if (free_slots_.empty()) return false;
+  if (!slot_is_free_for(flight)) return false;
   flight.slot = free_slots_.back();
   free_slots_.pop_back();
   flight.memory = slot_region_->data() +
@@ -239,8 +239,19 @@ bool Worker::take_slot(Flight& flight) {
   return true;
 }
 
+// Copies by the CPU go through its cache, and so does what the drive takes from there or puts there
+// soon: more slots under way than the cache holds would only go round by the memory. A GPU copies
+// from memory to memory.
+bool Worker::slot_is_free_for(const Flight& flight) const noexcept {
+  if (free_slots_.empty()) return false;
+  const CrewOptions& options = crew_.options();
+  const std::size_t emptied = landed_.size() + unloading_;
+  const std::size_t under_way = options.slots_per_worker - free_slots_.size() - emptied;
+  return flight.claim.run->gpu >= 0 || under_way < options.slots_in_flight;
+}
+
 void Worker::feed_starved() {
-  while (!starved_.empty() && !free_slots_.empty()) {
+  while (!starved_.empty() && slot_is_free_for(flights_[starved_.front()])) {
     const std::uint32_t index = starved_.front();
     starved_.erase(starved_.begin());
     make_ready(index);

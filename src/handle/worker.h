@@ -91,6 +91,7 @@ class Worker {
   void revive_delayed();
   [[nodiscard]] engines::Engine::Nanoseconds reap_limit() const;
   [[nodiscard]] bool take_slot(Flight& flight);
+  [[nodiscard]] bool slot_is_free_for(const Flight& flight) const noexcept;
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
   // How many flights may still be taken up. Those that have landed no longer count.
   [[nodiscard]] std::size_t room() const noexcept;

@@ -10,9 +10,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+
+#include "base/alignment.h"
 
 namespace tensorferry::os {
 
@@ -158,6 +162,19 @@ int System::resident(std::byte* page) {
 System& System::real() {
   static System& system = *new System();  // never destroyed: threads may outlive main()
   return system;
+}
+
+std::size_t last_level_cache_bytes(const std::string& folder) {
+  std::size_t largest = 0;
+  for (char index = '0'; index <= '9'; ++index) {
+    const std::string text = read_text(folder + "/index" + index + "/size");  // "32768K"
+    std::size_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc{} || end == text.data() + text.size()) continue;
+    if (*end == 'K') largest = std::max(largest, value * KiB);
+    if (*end == 'M') largest = std::max(largest, value * MiB);
+  }
+  return largest > 0 ? largest : 32 * MiB;
 }
 
 std::string read_text(const std::string& path) {

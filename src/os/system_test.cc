@@ -12,9 +12,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "base/alignment.h"
+#include "support/temp_dir.h"
 
 namespace tensorferry::os {
 namespace {
@@ -168,6 +171,26 @@ TEST_F(SystemTest, a_replaced_call_is_reached_through_the_seam) {
 TEST(ReadText, of_a_missing_file_is_empty) {
   EXPECT_EQ(read_text("/nonexistent/file"), "");
   EXPECT_EQ(read_text(""), "");
+}
+
+TEST(LastLevelCache, is_the_largest_that_is_told) {
+  const support::TempDir dir;
+  const auto tell = [&](const std::string& index, const std::string& text) {
+    std::filesystem::create_directory(dir.file(index));
+    std::ofstream(dir.file(index + "/size")) << text;
+  };
+  EXPECT_EQ(last_level_cache_bytes(dir.path()), 32 * MiB) << "nothing is told";
+  tell("index0", "48K\n");
+  EXPECT_EQ(last_level_cache_bytes(dir.path()), 48 * KiB);
+  tell("index3", "36864K\n");
+  tell("index2", "1280K\n");
+  EXPECT_EQ(last_level_cache_bytes(dir.path()), 36 * MiB);
+  tell("index4", "nonsense");
+  tell("index5", "-1K");
+  tell("index6", "99999999999999999999K");
+  tell("index7", "12");
+  EXPECT_EQ(last_level_cache_bytes(dir.path()), 36 * MiB);
+  EXPECT_GT(last_level_cache_bytes(), 0U) << "of this machine";
 }
 
 TEST(ReadText, of_a_directory_is_empty) { EXPECT_EQ(read_text("/"), ""); }
