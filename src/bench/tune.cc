@@ -210,7 +210,7 @@ Point usual_point(const Place& place) {
   const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
   Point point;
   point.engine = working_engines().front();
-  point.block_bytes = device.block_bytes;
+  point.block_bytes = device.huge_page_block_bytes;  // its memory is of huge pages
   point.workers = std::min({device.disks, processors, 4U});
   point.queue_depth = std::max(device.queue_depth / point.workers, 8U);
   return point;

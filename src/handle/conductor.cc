@@ -96,12 +96,12 @@ bool cuts_small_transfers(const HandleOptions& options) noexcept {
          (options.queue_depth == 0 || options.queue_depth >= 4);
 }
 
-// How many slots of one worker are filled and under way at a time, where a slot of each worker
-// takes `bytes` together: they stay in the cache, of which other work, and what has landed and is
-// being copied out, needs its share.
-unsigned slots_in_flight(unsigned depth, std::size_t bytes) {
-  const auto held = static_cast<unsigned>(os::last_level_cache_bytes() / 4 / bytes);
-  return std::clamp(held, std::min(depth, auto_queue_depth_min), depth);
+// How many bytes may be under way in slots, of all workers together: they stay in the cache, of
+// which other work, and what has landed and is being copied out, needs its share. Each disk has
+// enough to do all the same.
+std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
+  return std::max(os::last_level_cache_bytes() / 4,
+                  device.disks * auto_queue_depth_min * slot_bytes);
 }
 
 // How much of a transfer the calling thread takes through a slot, where the copy comes last.
@@ -249,8 +249,11 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
                          : device.profile
                              ? device.profile->queue_depth
                              : std::max(device.queue_depth / workers, auto_queue_depth_min);
-  const std::size_t wanted = options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
-                                                      : files::preferred_block_bytes(device);
+  // A profile is about memory in place.
+  const std::size_t wanted =
+      options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
+                               : std::min(files::preferred_block_bytes(device), device.block_bytes);
+  const bool chosen = options_.queue_depth > 0 || options_.overlap == Overlap::off;
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
@@ -263,8 +266,7 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
        .slot_block_bytes = slot,
        .slots_per_worker =
            static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-       .slots_in_flight =
-           options_.queue_depth > 0 ? depth : slots_in_flight(depth, workers * slot)},
+       .slot_bytes_in_flight = chosen ? slot_bytes : slot_bytes_in_flight(device, slot) / workers},
       open_engine_, system_, ledger_);
 }
 

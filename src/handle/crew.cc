@@ -7,13 +7,6 @@
 
 namespace tensorferry::handle {
 
-namespace {
-
-// A worker takes at most this many blocks of one operation before it looks at the next one.
-constexpr std::size_t turn_blocks = 16;
-
-}  // namespace
-
 Crew::Crew(const CrewOptions& options, os::System& system, std::shared_ptr<Ledger> ledger)
     : options_(options), system_(system), ledger_(std::move(ledger)) {}
 
@@ -107,7 +100,11 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     const std::size_t before = count;
     const bool fenced = transfer->fenced();
     any_fenced |= fenced;
-    while (!fenced && count < turn_end && transfer->claimable()) {
+    const auto starved = [&] {
+      const Run* run = worker.starving() ? transfer->next_through_slot() : nullptr;
+      return run != nullptr && !worker.has_slots_for(*run);
+    };
+    while (!fenced && count < turn_end && transfer->claimable() && !starved()) {
       transfer->claim(transfer, out[count++]);
     }
     const bool took = count != before;

@@ -31,6 +31,10 @@ using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
 // slots beyond the depth are being emptied meanwhile.
 inline constexpr std::size_t reap_batch = 16;
 
+// A worker takes at most this many blocks at a time, and then looks at the next operation. What has
+// to wait for a slot could have gone to another worker.
+inline constexpr std::size_t turn_blocks = 8;
+
 struct CrewOptions {
   EngineKind engine = EngineKind::threads;
   unsigned queue_depth = 1;
@@ -39,8 +43,9 @@ struct CrewOptions {
   Overlap overlap = Overlap::on;
   std::size_t slot_block_bytes = 0;  // size of one slot
   unsigned slots_per_worker = 1;
-  // How many slots may be filled and under way at a time, for memory of the CPU.
-  unsigned slots_in_flight = 1;
+  // How many bytes may be under way in the slots of a worker at a time, for memory of the CPU. One
+  // block always may.
+  std::size_t slot_bytes_in_flight = 0;
 };
 
 class Crew {

@@ -426,6 +426,15 @@ TEST_P(HandleOnEngine, memory_of_huge_pages_moves_in_the_blocks_that_suit_it) {
   EXPECT_EQ(requests(usual.bytes(), options()), 8 * MiB / device.block_bytes);
   const HandleOptions chosen{.engine = GetParam(), .block_bytes = MiB};
   EXPECT_EQ(requests(huge.bytes(), chosen), 8U) << "what the user chose";
+
+  Handle handle(options());
+  handle.write_now(huge.bytes(), path);
+  const Stats written = handle.stats();
+  EXPECT_EQ(written.requests - written.short_transfers - written.retries,
+            8 * MiB / device.huge_page_block_bytes);
+  handle.read_now(huge.bytes().subspan(1, 5 * MiB), path);
+  EXPECT_EQ(support::pattern_fault(huge.bytes().subspan(1, 5 * MiB), 0, 1), "") << "odd address";
+  EXPECT_EQ(handle.stats().bounced_bytes, 5 * MiB);
 }
 
 TEST(Inline, a_ragged_end_alone_does_not_need_the_engine) {

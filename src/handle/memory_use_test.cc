@@ -268,22 +268,52 @@ std::size_t most_under_way(const HandleOptions& options, std::span<std::byte> me
   return most;
 }
 
-TEST(Slots, under_way_stay_within_a_quarter_of_the_cache_unless_a_depth_was_chosen) {
-  const support::TempDir dir;
-  const std::string path = dir.file("data");
-  support::write_whole_file(path, support::pattern(64 * MiB, 0, 1));
-  if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
-  const Device device = device_of(path);
-  const std::size_t cached = os::last_level_cache_bytes() / 4 / device.block_bytes;
-  const std::size_t expected = std::clamp<std::size_t>(cached, 8, device.queue_depth);
+// Large blocks, so that a usual cache is the limit and not the depth.
+class SlotsInCache : public testing::Test {
+ protected:
+  static constexpr std::size_t bytes = 64 * MiB;
 
-  Memory skewed(64 * MiB, 5);
-  EXPECT_EQ(most_under_way({}, skewed.bytes(), path), expected);
+  void SetUp() override {
+    support::write_whole_file(path, support::pattern(bytes, 0, 1));
+    if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
+    const Device device = device_of(path);
+    depth = std::max(device.queue_depth, 8U);
+    blocks = std::max<std::size_t>(os::last_level_cache_bytes() / 4 / MiB, 8 * device.disks);
+    if (blocks >= std::min<std::size_t>(depth, 32)) GTEST_SKIP() << "the cache holds all of it";
+  }
+
+  support::TempDir dir;
+  std::string path = dir.file("data");
+  std::size_t depth = 0;
+  std::size_t blocks = 0;  // that the cache is to hold
+};
+
+TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_the_user_chose) {
+  Memory skewed(bytes, 5);
+  EXPECT_EQ(most_under_way({.block_bytes = MiB}, skewed.bytes(), path), blocks);
   EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
-  EXPECT_EQ(most_under_way({.queue_depth = 40}, skewed.bytes(), path), 40U);
-  EXPECT_EQ(most_under_way({.queue_depth = 2}, skewed.bytes(), path), 2U);
-  Memory in_place(64 * MiB);
-  EXPECT_EQ(most_under_way({}, in_place.bytes(), path), device.queue_depth);
+  EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 20}, skewed.bytes(), path), 20U);
+  EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 2}, skewed.bytes(), path), 2U);
+  const HandleOptions small{.block_bytes = 64 * KiB};
+  EXPECT_EQ(most_under_way(small, skewed.bytes(), path), depth) << "bytes count, not slots";
+  Memory in_place(bytes);
+  EXPECT_EQ(most_under_way({.block_bytes = MiB}, in_place.bytes(), path),
+            std::min<std::size_t>(depth, bytes / MiB));
+}
+
+TEST_F(SlotsInCache, what_waits_for_it_does_not_hold_up_what_goes_in_place) {
+  Gate gate;
+  Handle handle = gate.open_handle({.block_bytes = MiB});
+  Memory skewed(bytes, 5), in_place(4 * MiB);
+  const Operation large = handle.read(skewed.bytes(), path);
+  ASSERT_TRUE(gate.holds(blocks));
+  const Operation small = handle.read(in_place.bytes(), path);
+  EXPECT_TRUE(gate.holds(blocks + 4));
+  gate.open();
+  large.wait();
+  small.wait();
+  EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
+  EXPECT_EQ(support::pattern_fault(in_place.bytes(), 0, 1), "");
 }
 
 }  // namespace

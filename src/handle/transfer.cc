@@ -104,6 +104,17 @@ bool Transfer::claimable() const noexcept {
   return syncing_ ? step_ < steps.size() : unclaimed_ > 0;
 }
 
+const Run* Transfer::next_through_slot() const noexcept {
+  if (syncing_) return nullptr;
+  std::size_t run = run_;
+  std::uint64_t block = block_;
+  while (block == runs[run].plan.block_count()) {
+    ++run;
+    block = 0;
+  }
+  return runs[run].plan.block(block).memory == nullptr ? &runs[run] : nullptr;
+}
+
 void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
   out.transfer = self;
   if (syncing_) {

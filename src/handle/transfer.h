@@ -98,6 +98,8 @@ class Transfer {
   // --- Claiming: only with the crew's lock held ---
   [[nodiscard]] bool fenced() noexcept;
   [[nodiscard]] bool claimable() const noexcept;
+  // The run whose block would be claimed next, if that goes through a slot.
+  [[nodiscard]] const Run* next_through_slot() const noexcept;
   void claim(const std::shared_ptr<Transfer>& self, Claim& out);
   void start_sync_phase() noexcept { syncing_ = true; }
   [[nodiscard]] bool syncing() const noexcept { return syncing_; }

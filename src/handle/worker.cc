@@ -57,7 +57,7 @@ Worker::Worker(Crew& crew, std::unique_ptr<Engine> engine)
   for (std::size_t i = count; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(i - 1));
   requests_.reserve(batch_max);
   completions_.resize(reap_batch);
-  claims_.resize(std::min<std::size_t>(crew.options().queue_depth, batch_max));
+  claims_.resize(std::min<std::size_t>(crew.options().queue_depth, turn_blocks));
 }
 
 void Worker::join() {
@@ -104,7 +104,8 @@ std::size_t Worker::room() const noexcept {
 // Whether there is something to do that no completion and no wake() would announce: slots came free
 // for flights that wait for them, or the queue was not looked at because of what has ended since.
 bool Worker::work_at_hand() const noexcept {
-  if (!starved_.empty() && slot_is_free_for(flights_[starved_.front()])) return true;
+  const auto can_be_fed = [this](std::uint32_t index) { return slot_is_free_for(flights_[index]); };
+  if (std::ranges::any_of(starved_, can_be_fed)) return true;
   return idle() && !queue_was_empty_;
 }
 
@@ -236,6 +237,7 @@ bool Worker::take_slot(Flight& flight) {
   free_slots_.pop_back();
   flight.memory = slot_region_->data() +
                   static_cast<std::size_t>(flight.slot) * crew_.options().slot_block_bytes;
+  if (counts_for_cache(flight)) slot_bytes_under_way_ += flight.claim.block.bytes;
   return true;
 }
 
@@ -244,18 +246,26 @@ bool Worker::take_slot(Flight& flight) {
 // from memory to memory.
 bool Worker::slot_is_free_for(const Flight& flight) const noexcept {
   if (free_slots_.empty()) return false;
-  const CrewOptions& options = crew_.options();
-  const std::size_t emptied = landed_.size() + unloading_;
-  const std::size_t under_way = options.slots_per_worker - free_slots_.size() - emptied;
-  return flight.claim.run->gpu >= 0 || under_way < options.slots_in_flight;
+  if (flight.claim.run->gpu >= 0 || slot_bytes_under_way_ == 0) return true;
+  const std::size_t limit = crew_.options().slot_bytes_in_flight;
+  return slot_bytes_under_way_ < limit && flight.claim.block.bytes <= limit - slot_bytes_under_way_;
+}
+
+bool Worker::counts_for_cache(const Flight& flight) noexcept {
+  return flight.slot >= 0 && flight.claim.run->gpu < 0 && flight.stage != Stage::landed;
+}
+
+// What starves with slots at hand is memory of the CPU.
+bool Worker::has_slots_for(const Run& run) const noexcept {
+  return starved_.empty() || (run.gpu >= 0 && !free_slots_.empty());
 }
 
 void Worker::feed_starved() {
-  while (!starved_.empty() && slot_is_free_for(flights_[starved_.front()])) {
-    const std::uint32_t index = starved_.front();
-    starved_.erase(starved_.begin());
+  std::erase_if(starved_, [this](std::uint32_t index) {
+    if (!slot_is_free_for(flights_[index])) return false;
     make_ready(index);
-  }
+    return true;
+  });
 }
 
 void Worker::revive_delayed() {
@@ -335,7 +345,8 @@ Engine::Nanoseconds Worker::reap_limit() const {
     }
   }
   if (!copies_.empty())
-    limit = std::min(limit, copy_poll_pause(polls_, in_flight_ > 0 && starved_.empty()));
+    limit = std::min(limit, copy_poll_pause(polls_, in_flight_ > 0 && (starved_.empty() ||
+                                                                       !free_slots_.empty())));
   if (crew_.fenced()) limit = std::min(limit, fence_poll_pause(polls_));
   return limit;
 }
@@ -367,6 +378,7 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
   switch (judgement.verdict) {
     case Verdict::done:
       if (flight.slot >= 0 && flight.attempt.kind == RequestKind::read) {
+        if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
         flight.stage = Stage::landed;
         landed_.push_back(index);
         return;
@@ -399,6 +411,7 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
 // The flight is over, in whichever way: everything it held is free again.
 void Worker::finish(std::uint32_t index) {
   Flight& flight = flights_[index];
+  if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
   if (flight.slot >= 0) free_slots_.push_back(flight.slot);
   if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
   const Claim claim = std::move(flight.claim);

@@ -35,6 +35,11 @@ class Worker {
 
   bool asleep = false;  // guarded by the crew's lock
 
+  // For the crew, in the worker's own thread: whether blocks wait for slots, and whether more of
+  // this run would not.
+  [[nodiscard]] bool starving() const noexcept { return !starved_.empty(); }
+  [[nodiscard]] bool has_slots_for(const Run& run) const noexcept;
+
  private:
   using Clock = std::chrono::steady_clock;
 
@@ -92,6 +97,8 @@ class Worker {
   [[nodiscard]] engines::Engine::Nanoseconds reap_limit() const;
   [[nodiscard]] bool take_slot(Flight& flight);
   [[nodiscard]] bool slot_is_free_for(const Flight& flight) const noexcept;
+  // Whether the flight's slot is filled or to be filled, and counts for the CPU's cache.
+  [[nodiscard]] static bool counts_for_cache(const Flight& flight) noexcept;
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
   // How many flights may still be taken up. Those that have landed no longer count.
   [[nodiscard]] std::size_t room() const noexcept;
@@ -123,6 +130,7 @@ class Worker {
 
   std::shared_ptr<memory::Region> slot_region_;
   std::vector<int> free_slots_;
+  std::size_t slot_bytes_under_way_ = 0;  // of flights that count for the cache
 
   std::thread thread_;
 };
