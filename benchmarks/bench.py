@@ -11,6 +11,7 @@ from jobs import (
     MIB,
     Ferry,
     FioPoint,
+    JobFailed,
     Sample,
     fio_calls,
     fio_large,
@@ -24,7 +25,6 @@ CALL_FILE_BYTES = GIB
 PASSES = {256 * MIB: 8, GIB: 2}
 NEW_FILES = {256 * MIB: 4, GIB: 1}
 CPU_BYTES = 8 * GIB
-OUR_IN_FLIGHT_BYTES = 16 * MIB  # what the library chooses for one disk
 CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000, 8 * MIB: 200}
 # Beyond this fio spends its time on filling buffers and gains nothing.
 IN_FLIGHT_BYTES_MAX = 128 * MIB
@@ -58,7 +58,7 @@ class Bench:
         self.say = say
         self.calibration: dict[str, FioPoint] = {}
         self.calibration_speeds: dict[str, dict[str, float]] = {}
-        self.our_block_bytes: dict[str, int] = {}
+        self.our_points: dict[str, FioPoint] = {}
         self.at_end: list[Callable[[], None]] = []
         self.seed = 0
 
@@ -81,9 +81,15 @@ class Bench:
         cell = f"{kind} {size_text(size)}"
         if cell not in self.calibration:
             once = []
+            refusal: JobFailed | None = None
             for number, point in enumerate(self.grid, 1):
                 self.say(f"calibrating fio: {cell}, {number} of {len(self.grid)}")
-                once.append((self.fio(kind, size, point).gb_per_second, point))
+                try:
+                    once.append((self.fio(kind, size, point).gb_per_second, point))
+                except JobFailed as error:  # fixed buffers need memory that may be locked
+                    refusal = error
+            if not once:
+                raise refusal or JobFailed("fio has no settings to try")
             once.sort(key=lambda pair: -pair[0])
             again = {point: [seen] for seen, point in once[: max(3, len(once) // 6)]}
             for _ in range(3):
@@ -103,11 +109,10 @@ class Bench:
         return self.fio_cpu(kind, FioPoint(best.block_bytes, best.depth, True))
 
     def fio_like_ours_cpu(self, kind: str) -> Sample:
-        if kind not in self.our_block_bytes:
-            self.our_block_bytes[kind] = self.pinned(kind, self.large).block_bytes
-        block_bytes = self.our_block_bytes[kind]
-        depth = max(1, OUR_IN_FLIGHT_BYTES // block_bytes)
-        return self.fio_cpu(kind, FioPoint(block_bytes, depth, True))
+        if kind not in self.our_points:
+            ours = self.pinned(kind, self.large)
+            self.our_points[kind] = FioPoint(ours.request_bytes, ours.queue_depth, True)
+        return self.fio_cpu(kind, self.our_points[kind])
 
     def fio_cpu(self, kind: str, point: FioPoint) -> Sample:
         return fio_large(self.file(kind), point, kind, self.large, self.cpu_passes, continuous=True)

@@ -117,7 +117,8 @@ struct Result {
   std::int64_t end_ns = 0;           // of the monotonic clock
   std::string engine, engine_reason, direct_reason;
   bool direct = false;
-  std::size_t block_bytes = 0;
+  std::uint64_t request_bytes = 0;  // the mean
+  unsigned queue_depth = 0;         // of all workers together
   tensorferry::Stats stats;
 };
 
@@ -167,8 +168,11 @@ void describe(Result& result, const Job& job, const Handle& handle, const File& 
   result.engine_reason = handle.engine_reason();
   result.direct = file.direct();
   result.direct_reason = file.direct_reason();
-  result.block_bytes = job.options.block_bytes != 0 ? job.options.block_bytes : file.block_bytes();
   result.stats = handle.stats();
+  const std::uint64_t moved = result.stats.read_bytes + result.stats.written_bytes;
+  result.request_bytes = moved / std::max<std::uint64_t>(result.stats.requests, 1);
+  result.queue_depth = job.options.queue_depth != 0 ? job.options.queue_depth
+                                                    : tensorferry::device_of(job.path).queue_depth;
 }
 
 File open_for(const Job& job) {
@@ -482,7 +486,8 @@ void print(Result& result) {
                     ", \"engine_reason\": " + json_text(result.engine_reason) +
                     ", \"direct\": " + (result.direct ? "true" : "false") +
                     ", \"direct_reason\": " + json_text(result.direct_reason) +
-                    ", \"block_bytes\": " + std::to_string(result.block_bytes) +
+                    ", \"request_bytes\": " + std::to_string(result.request_bytes) +
+                    ", \"queue_depth\": " + std::to_string(result.queue_depth) +
                     ", \"bytes\": " + std::to_string(result.bytes_per_repetition) +
                     ", \"seconds\": " + list(result.seconds) +
                     ", \"cpu_seconds\": " + list(result.cpu_seconds) +

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import subprocess
+import tempfile
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ class JobProcess:
         self.python = partial(peers.python, peer)
         self.command = [str(ROOT / "benchmarks" / program), side, *arguments]
         self.process: subprocess.Popen[str] | None = None
+        self.complaints = tempfile.TemporaryFile("w+")
 
     def run(self, kind: str, **options: Any) -> Sample:
         return Sample(engine=self.side, **self.answer(kind, **options))
@@ -49,7 +51,7 @@ class JobProcess:
             [str(python), *self.command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.complaints,
             text=True,
             env=env,
         )
@@ -70,11 +72,19 @@ class JobProcess:
             self.process.kill()
             code = self.process.wait()
             self.process = None
-            raise JobFailed(f"{self.side}: ended with {code}; by hand: {' '.join(self.command)}")
+            raise JobFailed(
+                f"{self.side}: ended with {code}{self.last_complaint()}; "
+                f"by hand: {' '.join(self.command)}"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JobFailed(f"{self.side}: {answer['error']}")
         return answer
+
+    def last_complaint(self) -> str:
+        self.complaints.seek(0)
+        lines = [line.strip() for line in self.complaints if line.strip()]
+        return f", saying: {lines[-1][:300]}" if lines else ""
 
     def end(self) -> None:
         if self.process is not None and self.process.stdin is not None:

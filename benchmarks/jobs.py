@@ -41,7 +41,8 @@ class Sample:
     repetition_seconds: float = 0.0
     repetition_seconds_max: float = 0.0
     memory_bytes: float = 0.0
-    block_bytes: int = 0
+    request_bytes: int = 0
+    queue_depth: int = 0
     engine: str = ""
 
 
@@ -152,7 +153,8 @@ def fio_large(
     return Sample(
         gb_per_second=gigabytes / fio_seconds(job, direction),
         cpu_seconds_per_gb=fio_cpu_seconds(job) / gigabytes,
-        block_bytes=point.block_bytes,
+        request_bytes=point.block_bytes,
+        queue_depth=point.depth,
         engine="fio",
     )
 
@@ -239,7 +241,8 @@ class Ferry:
             open_close_us=report.get("open_close_us", 0.0),
             repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
             repetition_seconds_max=max(report["seconds"]),
-            block_bytes=report["block_bytes"],
+            request_bytes=report["request_bytes"],
+            queue_depth=report["queue_depth"],
             engine=report["engine"],
         )
 

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import bench  # noqa: E402
 import compare  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
@@ -122,12 +123,28 @@ def test_a_peer_that_dies_is_an_error_and_starts_anew(tmp_path):
             return Path(sys.executable)
 
     program = tmp_path / "dies.py"
-    program.write_text("print('{}', flush=True); input(); raise SystemExit(7)")
+    program.write_text("print('{}', flush=True); input(); raise SystemExit('no such luck')")
     jobs = JobProcess(str(program), "dies", Here(), "nobody")
     for _ in range(2):
-        with pytest.raises(JobFailed, match="dies: ended with"):
+        with pytest.raises(JobFailed, match="dies: ended with .*, saying: no such luck"):
             jobs.run("anything")
     jobs.end()
+
+
+def test_a_setting_that_fio_refuses_is_left_out_of_the_calibration(tmp_path):
+    measured = bench.Bench(tmp_path, tmp_path / "none", True, Progress())
+    allowed = [point for point in measured.grid if point.depth == 16]
+
+    def fio(kind, size, point):
+        if point not in allowed:
+            raise JobFailed("not allowed to lock memory")
+        return Sample(gb_per_second=1.0 + (point == allowed[-1]))
+
+    measured.fio = fio
+    assert measured.best_point("read", 1 << 28) == allowed[-1]
+    allowed.clear()
+    with pytest.raises(JobFailed, match="not allowed to lock memory"):
+        measured.best_point("write", 1 << 28)
 
 
 def test_a_row_alternates_who_goes_first():
