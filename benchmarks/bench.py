@@ -40,6 +40,11 @@ QUICK_GRID = [
     for point in FULL_GRID
     if point.fixed_buffers and point.depth > 8 and point.block_bytes in (512 << 10, MIB, 4 * MIB)
 ]
+# For fio's other engines, which know no fixed buffers.
+OTHER_GRIDS = {
+    "psync": [FioPoint(block, 1, False) for block in (MIB, 2 * MIB, 4 * MIB)],
+    "libaio": [FioPoint(block, depth, False) for block in (MIB, 4 * MIB) for depth in (16, 32)],
+}
 
 
 class Bench:
@@ -69,23 +74,27 @@ class Bench:
     def file(self, direction: str) -> Path:
         return self.read_file if direction == "read" else self.write_file
 
-    def fio(self, kind: str, size: int, point: FioPoint) -> Sample:
+    def fio(self, kind: str, size: int, point: FioPoint, engine: str = "io_uring") -> Sample:
         """kind: read, write (over an existing file) or new."""
         if kind == "new":
-            names = [self.new_file.with_suffix(f".{i}") for i in range(NEW_FILES[size])]
-            return fio_new_files(names, point, size)
-        return fio_large(self.file(kind), point, kind, size, PASSES[size])
+            return self.fio_new(size, point, preallocate=True)
+        return fio_large(self.file(kind), point, kind, size, PASSES[size], engine=engine)
 
-    def best_point(self, kind: str, size: int) -> FioPoint:
+    def fio_new(self, size: int, point: FioPoint, preallocate: bool) -> Sample:
+        names = [self.new_file.with_suffix(f".{i}") for i in range(NEW_FILES[size])]
+        return fio_new_files(names, point, size, preallocate)
+
+    def best_point(self, kind: str, size: int, engine: str = "io_uring") -> FioPoint:
         """All points once, the best few three times more; the best median is fio's."""
-        cell = f"{kind} {size_text(size)}"
+        cell = f"{kind} {size_text(size)}" + ("" if engine == "io_uring" else f", {engine}")
+        grid = OTHER_GRIDS.get(engine, self.grid)
         if cell not in self.calibration:
             once = []
             refusal: JobFailed | None = None
-            for number, point in enumerate(self.grid, 1):
-                self.say(f"calibrating fio: {cell}, {number} of {len(self.grid)}")
+            for number, point in enumerate(grid, 1):
+                self.say(f"calibrating fio: {cell}, {number} of {len(grid)}")
                 try:
-                    once.append((self.fio(kind, size, point).gb_per_second, point))
+                    once.append((self.fio(kind, size, point, engine).gb_per_second, point))
                 except JobFailed as error:  # fixed buffers need memory that may be locked
                     refusal = error
             if not once:
@@ -94,15 +103,15 @@ class Bench:
             again = {point: [seen] for seen, point in once[: max(3, len(once) // 6)]}
             for _ in range(3):
                 for point, seen in again.items():
-                    seen.append(self.fio(kind, size, point).gb_per_second)
+                    seen.append(self.fio(kind, size, point, engine).gb_per_second)
             # The first sample chose them, so it does not count.
             speeds = {point: median(seen[1:]) for point, seen in again.items()}
             self.calibration[cell] = max(speeds, key=lambda point: speeds[point])
             self.calibration_speeds[cell] = {str(p): round(v, 3) for p, v in speeds.items()}
         return self.calibration[cell]
 
-    def fio_best(self, kind: str, size: int) -> Sample:
-        return self.fio(kind, size, self.best_point(kind, size))
+    def fio_best(self, kind: str, size: int, engine: str = "io_uring") -> Sample:
+        return self.fio(kind, size, self.best_point(kind, size, engine), engine)
 
     def fio_best_cpu(self, kind: str) -> Sample:
         best = self.best_point(kind, self.large)
@@ -111,7 +120,8 @@ class Bench:
     def fio_like_ours_cpu(self, kind: str) -> Sample:
         if kind not in self.our_points:
             ours = self.pinned(kind, self.large)
-            self.our_points[kind] = FioPoint(ours.request_bytes, ours.queue_depth, True)
+            whole = ours.request_bytes // 4096 * 4096
+            self.our_points[kind] = FioPoint(whole, ours.queue_depth, True)
         return self.fio_cpu(kind, self.our_points[kind])
 
     def fio_cpu(self, kind: str, point: FioPoint) -> Sample:

@@ -45,10 +45,12 @@ SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
 
 
 def stored_calibration(
-    options: argparse.Namespace, before: dict[str, Any] | None
+    options: argparse.Namespace, before: dict[str, Any] | None, facts: dict[str, str]
 ) -> dict[str, FioPoint]:
-    """fio's settings of an earlier run, so that both are against the same."""
+    """fio's settings of an earlier run on this machine, so that both are against the same."""
     source = json.loads(options.calibration.read_text()) if options.calibration else before
+    if source and not results.same_machine(source["machine"], facts):
+        source = None
     stored = source["calibration"] if source else {}
     return {cell: FioPoint(**point) for cell, point in stored.items()}
 
@@ -234,7 +236,7 @@ def main() -> int:
         of_peers = {row.name for row in rows if row.peer}  # they may fail: it is said
         facts = facts_of(Path(folder), options)
         try:
-            bench.calibration = stored_calibration(options, before)
+            bench.calibration = stored_calibration(options, before, facts)
             progress("preparing files")
             bench.prepare()
             rows = rehearse(rows, peers, failed, progress)
@@ -257,7 +259,7 @@ def main() -> int:
     if not rows:
         return 130 if interrupted else 1
     print(results.summary(rows))
-    found = results.write(rows, drawn, bench, peers, facts, failed, options.output)
+    found = results.write(rows, drawn, bench, peers, facts, failed, options)
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     whole = not options.rows and not interrupted
     if before and results.against(before, found, whole):

@@ -22,7 +22,8 @@ BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
 WORKERS = (1, 2, 4)
 SIZES = tuple((4 << 10) << (3 * step) for step in range(8))  # 4 KiB to 8 GiB
 FILE_BYTES = 256 * MIB
-STEPS = 10  # a million operations in ten steps
+STEPS = 40  # of a million operations; their first half is paired with their second
+SHOWN = 10  # points of them
 
 
 @dataclass
@@ -100,7 +101,8 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
         if size <= MIB:
             return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
         best = bench.best_point("read", bench.large)
-        return fio_large(file, best, "read", size, passes(size)).gb_per_second
+        point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
+        return fio_large(file, point, "read", size, passes(size)).gb_per_second
 
     return [
         Curve(
@@ -142,7 +144,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
             {
                 "page-locked": partial(by_size, memory="pinned"),
                 "ordinary memory": partial(by_size, memory="ordinary"),
-                "fio": fio_by_size,
+                "fio, psync up to 1 MiB": fio_by_size,
             },
             x_text=size_text,
         ),
@@ -150,10 +152,10 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
 
 
 def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
-    """Reads of 4 KiB, 64 at a time; time and memory after every tenth of them."""
+    """Reads of 4 KiB, 64 at a time; time, memory and descriptors as they go on."""
     step = operations // STEPS
     report = bench.ferry.queue(bench.read_file, GIB, step, STEPS)
-    points = tuple(step * (number + 1) for number in range(STEPS))
+    points = tuple(operations // SHOWN * (number + 1) for number in range(SHOWN))
     measured = {
         "us each": [seconds / step * 1e6 for seconds in report["seconds"]],
         "resident MiB": [kib / 1024 for kib in report["resident_kib"]],
@@ -169,8 +171,8 @@ def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
         picture=False,
     )
     for name, values in measured.items():
-        for point, value in zip(points, values, strict=True):
-            curve.taken[name, point] = [value]
+        for number, point in enumerate(points):
+            curve.taken[name, point] = values[number * STEPS // SHOWN :][: STEPS // SHOWN]
     samples = {
         "us each": ("us", [Sample(call_us_median=us) for us in measured["us each"]], call, 1.05),
         "resident MiB": (
@@ -178,6 +180,12 @@ def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
             [Sample(memory_bytes=kib * 1024) for kib in report["resident_kib"]],
             memory,
             1.01,
+        ),
+        "descriptors": (
+            "",
+            [Sample(memory_bytes=count * 2**20) for count in report["descriptors"]],
+            memory,
+            1.0,
         ),
     }
     rows = []

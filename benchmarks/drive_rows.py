@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench import CALLS, PASSES, Bench
-from jobs import GIB, MIB, FioPoint, Sample, fio_large, fio_queue, fio_together, size_text
+from bench import CALLS, Bench
+from jobs import GIB, MIB, Sample, fio_queue, fio_together, size_text
 from pairs import Target
 from rows import Row, call, call_less_open, cpu, speed
 
@@ -32,6 +32,14 @@ def large_rows(bench: Bench) -> list[Row]:
             what = f"page-locked {name}, {size_text(size)} / fio"
             fio = partial(bench.fio_best, kind, size)
             add(what, Target(0.98, at_least=True), pinned(kind, size), fio)
+    # Where blocks are found inside the clock on both sides.
+    new = bench.large
+    what = f"page-locked {names['new']}, {size_text(new)} / fio that does not preallocate"
+
+    def fio_without() -> Sample:
+        return bench.fio_new(new, bench.best_point("new", new), preallocate=False)
+
+    add(what, None, pinned("new", new), fio_without)
     for kind in ("read", "write"):
         for size in bench.sizes:
             what = f"ordinary memory {names[kind]}, {size_text(size)} / page-locked"
@@ -118,20 +126,14 @@ def engine_rows(bench: Bench) -> list[Row]:
 
 
 def other_engine_rows(bench: Bench) -> list[Row]:
-    """fio with its other engines, at the block size and depth that are best with io_uring."""
-
-    def fio(kind: str, engine: str) -> Sample:
-        size = bench.large
-        point = FioPoint(MIB, 1, False) if engine == "psync" else bench.best_point(kind, size)
-        return fio_large(bench.file(kind), point, kind, size, PASSES[size], engine=engine)
-
+    """fio with its other engines, at the block size and depth that are best with each."""
     return [
         Row(
             f"page-locked {name}, {size_text(bench.large)} / fio {engine}",
             "GB/s",
             None,
             partial(bench.pinned, kind, bench.large),
-            partial(fio, kind, engine),
+            partial(bench.fio_best, kind, bench.large, engine),
             speed,
         )
         for engine in ("libaio", "psync")
@@ -178,7 +180,7 @@ def shape_rows(bench: Bench) -> list[Row]:
 
     rows = [
         Row(
-            f"{name} of 13 bytes less than 256 MiB at offset 7 / whole blocks",
+            f"ordinary memory, {name} of 13 bytes less than 256 MiB at offset 7 / whole blocks",
             "GB/s",
             None,
             partial(bench.ferry.large, bench.file(kind), kind, size - 13, 8, *odd),

@@ -180,10 +180,14 @@ def fio_queue(file: Path, file_bytes: int, count: int) -> Sample:
     return Sample(gb_per_second=count * 4096 / 1e9 / fio_seconds(job, "read"), engine="fio")
 
 
-def fio_new_files(files: list[Path], point: FioPoint, size: int) -> Sample:
-    """Writes files that do not exist yet, one after the other. fio preallocates (its default)."""
+def fio_new_files(
+    files: list[Path], point: FioPoint, size: int, preallocate: bool = True
+) -> Sample:
+    """Writes files that do not exist yet, one after the other. fio preallocates by default, before
+    its clock starts."""
     remove(files)
     command = ["fio", "--output-format=json", *fio_options(point, "write", size)]
+    command += [] if preallocate else ["--fallocate=none"]
     for file in files:
         command += [f"--name={file.name}", f"--filename={file}", "--stonewall"]
     jobs = run(command)["jobs"]

@@ -67,8 +67,6 @@ def standing(low: float, high: float, more_is_better: bool) -> str:
 def figure(ratios: list[float], target: Target | None, more_is_better: bool = True) -> Figure:
     low, high = interval(ratios)
     verdict = ""
-    if target:
-        verdict = target.verdict(low, high)
-    elif len(ratios) >= PAIRS_TO_JUDGE:
-        verdict = standing(low, high, more_is_better)
+    if len(ratios) >= PAIRS_TO_JUDGE:
+        verdict = target.verdict(low, high) if target else standing(low, high, more_is_better)
     return Figure(median(ratios), low, high, verdict)

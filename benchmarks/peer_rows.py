@@ -19,12 +19,14 @@ WAYS = [
     ("torch.save", "torch.load", "torch", "torch"),
     ("", "torch.load(mmap=True)", "torch mmap", "torch"),
     ("safetensors", "safetensors", "safetensors", "safetensors"),
+    ("", 'safetensors(backend="pread")', "safetensors pread", "safetensors"),
     ("NumPy tofile", "NumPy fromfile", "NumPy", "NumPy"),
     ("", "fastsafetensors", "fastsafetensors", "fastsafetensors"),
     ("", "runai-model-streamer", "runai-model-streamer", "runai-model-streamer"),
     ("tensornvme", "tensornvme", "tensornvme", "tensornvme"),
     ("kvikio", "kvikio", "kvikio", "kvikio"),
 ]
+WITHOUT_FORMAT = ("NumPy", "tensornvme", "kvikio")  # nothing but bytes: ours the same way
 IMPORTS = {
     "torch": "torch",
     "NumPy": "numpy",
@@ -43,13 +45,14 @@ def peer_rows(bench: Bench, peers: Peers) -> list[Row]:
         bench.at_end.append(made.end)
         return made
 
-    ours = process("tensorferry", "torch")
+    formatted, raw = (process(side, "torch") for side in ("tensorferry", "tensorferry raw"))
     size = bench.large
     one = {"count": 1, "size": size}
     many = {"count": SMALL_TENSORS, "size": 0}
     rows: dict[str, list[Row]] = {"save": [], "load": [], "many": []}
     for save_name, load_name, side, peer in WAYS:
         theirs = process(side, peer)
+        ours = raw if peer in WITHOUT_FORMAT else formatted
         for group, kind, what, name, options in (
             ("save", "save", f"a tensor of {size_text(size)}", save_name, one),
             ("load", "load", f"a tensor of {size_text(size)}", load_name, one),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -106,11 +107,13 @@ def write(
     peers: Peers,
     facts: dict[str, str],
     failed: dict[str, str],
-    output: Path,
+    options: Namespace,
 ) -> dict[str, Any]:
     """Writes all files and returns what the JSON holds."""
+    output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
-    found = as_json(rows, curves, bench, peers, facts) | {"failed": failed}
+    found = as_json(rows, curves, bench, peers, facts)
+    found |= {"failed": failed, "quick": options.quick}
     text = json.dumps(found, indent=1)
     (output / "compare.json").write_text(text + "\n")
     markdown = page.markdown_table(HEAD, table(rows))
@@ -166,6 +169,10 @@ def ratio_chart(rows: list[Row]) -> str:
 RUN_TO_RUN = 0.03
 
 
+def comparable(old: dict[str, Any] | None, row: dict[str, Any]) -> bool:
+    return old is not None and min(len(old["pairs"]), len(row["pairs"])) >= PAIRS_TO_JUDGE
+
+
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     """The rows whose whole interval is now on the worse side of the whole interval of before, by
     more than runs differ. Rows with few pairs are not judged."""
@@ -173,7 +180,7 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     found = []
     for row in now["rows"]:
         old = earlier.get(row["name"])
-        if old is None or min(len(old["pairs"]), len(row["pairs"])) < PAIRS_TO_JUDGE:
+        if not comparable(old, row):
             continue
         if row["unit"] in MORE_IS_BETTER:
             worse = row["high"] < old["low"] * (1 - RUN_TO_RUN)
@@ -188,22 +195,30 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
 ANY = {"command": "", "tensorferry": ""}  # what may differ from run to run on one machine
 
 
+def same_machine(then: dict[str, str], here: dict[str, str]) -> bool:
+    return {**then, **ANY} == {**here, **ANY}
+
+
 def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
     """Prints what has fallen since, and what is not there any more where the run is `whole`.
     Returns whether there is any of it."""
     names = {row["name"] for row in now["rows"]}
+    whole = whole and before.get("quick") == now.get("quick")  # quick runs have fewer rows
     gone = [row["name"] for row in before["rows"] if row["name"] not in names] if whole else []
     worse = fallen(before, now)
     if worse:
         print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
     for name in gone:
         print(f"not measured any more: {name}")
-    then, here = ({**run["machine"], **ANY} for run in (before, now))
-    if then != here:
+    if not same_machine(before["machine"], now["machine"]):
         print("the machine is not the same: see 'machine' in both")
-    known = names & {row["name"] for row in before["rows"]}
+    if before["peers"] != now["peers"]:
+        print("the peers are not the same: see 'peers' in both")
+    earlier = {row["name"]: row for row in before["rows"]}
+    judged = sum(comparable(earlier.get(row["name"]), row) for row in now["rows"])
     print(
-        f"against the run of {before['date']}: {len(worse)} of {len(known)} ratios fell by more "
-        f"than the noise; {len(gone)} rows are gone, {len(names - known)} are new"
+        f"against the run of {before['date']}: {len(worse)} of {judged} ratios fell by more than "
+        f"the noise; {len(now['rows']) - judged} rows are new or have fewer than {PAIRS_TO_JUDGE} "
+        f"pairs and are not judged; {len(gone)} are gone"
     )
     return bool(worse or gone)

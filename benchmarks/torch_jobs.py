@@ -49,6 +49,8 @@ class Jobs:
         self.op = load(side)
         self.tensors: dict[tuple[int, str], torch.Tensor] = {}
         self.handle = self.op.aio_handle(**SETTINGS)
+        if self.ours:
+            self.many_handle = self.op.Handle()
 
     def tensor(self, size: int, memory: str) -> torch.Tensor:
         """Kept from job to job, so that it is touched and its pages are known to the machine."""
@@ -114,7 +116,7 @@ class Jobs:
             at += size
         start = time.perf_counter()
         if self.ours:
-            handle = self.handle._handle
+            handle = self.many_handle
             with self.op.File(file) as opened:
                 handle.read_many(
                     [(t, opened, o) for t, o in zip(tensors, offsets)]

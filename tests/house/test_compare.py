@@ -1,5 +1,6 @@
 """`make compare`: what it calls even, held and fallen. The figures themselves are not tests."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import compare  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
 from job_process import JobProcess  # noqa: E402
-from jobs import JobFailed, Sample  # noqa: E402
+from jobs import FioPoint, JobFailed, Sample  # noqa: E402
 from pairs import Target, figure, interval  # noqa: E402
 from peers import Peer, PeerMissing, Peers  # noqa: E402
 from progress import Progress  # noqa: E402
@@ -39,6 +40,7 @@ def test_the_interval_comes_from_order_statistics():
         ([1.1] * 20, None, "ahead"),
         ([0.9] * 20, None, "behind"),
         ([0.9] * 5, None, ""),
+        ([1.0] * 5, Target(0.98, at_least=True), ""),
     ],
 )
 def test_verdicts(ratios, target, verdict):
@@ -57,7 +59,7 @@ def result(name, unit, low, ratio, high, pairs=20):
 
 
 def a_run(*rows):
-    return {"date": "then", "machine": {}, "rows": list(rows)}
+    return {"date": "then", "machine": {}, "peers": {}, "quick": False, "rows": list(rows)}
 
 
 def test_only_what_fell_by_more_than_the_noise_is_told():
@@ -94,6 +96,24 @@ def test_against_prints_them_and_what_is_gone(capsys):
     same = a_run(result("read", "GB/s", 0.95, 1.0, 1.05))
     assert results.against(before, same, whole=True), "a row is gone"
     assert not results.against(before, same, whole=False), "it was not asked for"
+    assert not results.against(before, same | {"quick": True}, whole=True), "it has fewer rows"
+    capsys.readouterr()
+    few = a_run(result("read", "GB/s", 0.5, 0.6, 0.7, pairs=3))
+    assert not results.against(before, few | {"peers": {"fio": "4"}}, whole=False)
+    said = capsys.readouterr().out
+    assert "0 of 0 ratios fell" in said
+    assert "1 rows are new or have fewer than 6 pairs" in said
+    assert "the peers are not the same" in said
+
+
+def test_settings_of_fio_are_taken_over_from_the_same_machine_only():
+    point = {"block_bytes": 1 << 20, "depth": 8, "fixed_buffers": True}
+    before = {"machine": {"disk": "vda", "command": "x"}, "calibration": {"read": point}}
+    options = argparse.Namespace(calibration=None)
+    taken = compare.stored_calibration(options, before, {"disk": "vda", "command": "y"})
+    assert taken == {"read": FioPoint(1 << 20, 8, True)}
+    assert compare.stored_calibration(options, before, {"disk": "nvme0n1"}) == {}
+    assert compare.stored_calibration(options, None, {}) == {}
 
 
 def ready_row(name, ours, other):
@@ -135,7 +155,7 @@ def test_a_setting_that_fio_refuses_is_left_out_of_the_calibration(tmp_path):
     measured = bench.Bench(tmp_path, tmp_path / "none", True, Progress())
     allowed = [point for point in measured.grid if point.depth == 16]
 
-    def fio(kind, size, point):
+    def fio(kind, size, point, engine):
         if point not in allowed:
             raise JobFailed("not allowed to lock memory")
         return Sample(gb_per_second=1.0 + (point == allowed[-1]))
