@@ -43,7 +43,8 @@ class TENSORFERRY_EXPORT File {
   [[nodiscard]] std::size_t memory_alignment() const noexcept;
   [[nodiscard]] std::size_t offset_alignment() const noexcept;
 
-  // The request size that suits the device, from sysfs (docs/architecture.md says how).
+  // The request size that suits the device, from sysfs (docs/architecture.md says how), for memory
+  // in pages of the usual size.
   [[nodiscard]] std::size_t block_bytes() const noexcept;
 
   // For the library's own rooms.
