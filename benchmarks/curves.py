@@ -15,7 +15,7 @@ from statistics import median
 from bench import Bench
 from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
 from pairs import Target
-from rows import Row, call, memory
+from rows import Row, call, descriptors, memory
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
@@ -183,8 +183,8 @@ def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
         ),
         "descriptors": (
             "",
-            [Sample(memory_bytes=count * 2**20) for count in report["descriptors"]],
-            memory,
+            [Sample(descriptors=count) for count in report["descriptors"]],
+            descriptors,
             1.0,
         ),
     }

@@ -41,6 +41,7 @@ class Sample:
     repetition_seconds: float = 0.0
     repetition_seconds_max: float = 0.0
     memory_bytes: float = 0.0
+    descriptors: float = 0.0
     request_bytes: int = 0
     queue_depth: int = 0
     engine: str = ""

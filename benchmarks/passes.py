@@ -10,10 +10,10 @@ drive and the processor time that the host gave to others. FILE is made, and rem
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
+import machine
 import tensorferry
 
 ROW = "{:>8}  {:>8}  {:>6}  {:>10}  {:>6}    {:>11}  {:>6}  {:>10}"
@@ -22,10 +22,8 @@ HEAD = ("at s", "ordinary", "CPU s", "interrupts", "steal", "page-locked", "CPU 
 
 def drive_of(path: Path) -> str:
     """The driver's name for the drive that holds `path`, as /proc/interrupts has it."""
-    number = path.stat().st_dev
-    folder = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
-    disk = folder.parent if (folder / "partition").exists() else folder
-    return (disk / "device").resolve().name
+    queue = machine.queue_of(path)
+    return (queue.parent / "device").resolve().name if queue else "none"
 
 
 def interrupts(drive: str) -> int:

@@ -74,5 +74,9 @@ def memory(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.memory_bytes / 2**20, other.memory_bytes / 2**20
 
 
+def descriptors(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.descriptors, other.descriptors
+
+
 def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.call_us_median - ours.open_close_us, other.call_us_median

@@ -104,15 +104,18 @@ bool Transfer::claimable() const noexcept {
   return syncing_ ? step_ < steps.size() : unclaimed_ > 0;
 }
 
-const Run* Transfer::next_through_slot() const noexcept {
-  if (syncing_) return nullptr;
-  std::size_t run = run_;
-  std::uint64_t block = block_;
-  while (block == runs[run].plan.block_count()) {
-    ++run;
-    block = 0;
+const Run& Transfer::next_run() noexcept {
+  while (block_ == runs[run_].plan.block_count()) {
+    ++run_;
+    block_ = 0;
   }
-  return runs[run].plan.block(block).memory == nullptr ? &runs[run] : nullptr;
+  return runs[run_];
+}
+
+const Run* Transfer::next_through_slot() noexcept {
+  if (syncing_) return nullptr;
+  const Run& run = next_run();
+  return run.plan.block(block_).memory == nullptr ? &run : nullptr;
 }
 
 void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
@@ -122,11 +125,7 @@ void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
     out.step = &steps[step_++];
     return;
   }
-  while (block_ == runs[run_].plan.block_count()) {
-    ++run_;
-    block_ = 0;
-  }
-  out.run = &runs[run_];
+  out.run = &next_run();
   out.step = nullptr;
   out.block = out.run->plan.block(block_++);
   --unclaimed_;

@@ -99,7 +99,7 @@ class Transfer {
   [[nodiscard]] bool fenced() noexcept;
   [[nodiscard]] bool claimable() const noexcept;
   // The run whose block would be claimed next, if that goes through a slot.
-  [[nodiscard]] const Run* next_through_slot() const noexcept;
+  [[nodiscard]] const Run* next_through_slot() noexcept;
   void claim(const std::shared_ptr<Transfer>& self, Claim& out);
   void start_sync_phase() noexcept { syncing_ = true; }
   [[nodiscard]] bool syncing() const noexcept { return syncing_; }
@@ -149,6 +149,9 @@ class Transfer {
   std::uint64_t asked_bytes_ = 0;
   std::string path_;  // of the first file, and where in it
   std::uint64_t offset_ = 0;
+
+  // That of the block which is claimed next; there must be one.
+  [[nodiscard]] const Run& next_run() noexcept;
 
   std::uint64_t unclaimed_ = 0;  // guarded by the crew
   std::size_t run_ = 0;          // guarded by the crew
