@@ -137,6 +137,10 @@ class TENSORFERRY_EXPORT SwapSpace {
   std::optional<SwapBuffer> take(std::size_t bytes,
                                  Clock::time_point deadline = Clock::time_point::max());
 
+  // The same for whoever waits for an operation as well: nullopt also when that is done first.
+  std::optional<SwapBuffer> take(std::size_t bytes, const Operation& until,
+                                 Clock::time_point deadline = Clock::time_point::max());
+
   // Forgets a tensor. Operations under way on it go on. False if there is none of that name.
   bool drop(std::string_view key);
 

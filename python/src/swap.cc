@@ -40,9 +40,10 @@ std::vector<std::string> to_directories(nb::handle given) {
   return directories;
 }
 
-// Calls `attempt(deadline)` until it brings something, and lets Ctrl-C in between. Without the GIL.
+// Calls `attempt(deadline)` until it brings something, the time is over or `until` is done, and
+// lets Ctrl-C in between. Without the GIL.
 template <class Attempt>
-auto waiting(std::optional<double> timeout, const Attempt& attempt) {
+auto waiting(std::optional<double> timeout, const Operation* until, const Attempt& attempt) {
   if (timeout && std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
   constexpr double longest_seconds = 1e9;
   const double seconds = std::clamp(timeout.value_or(longest_seconds), 0.0, longest_seconds);
@@ -53,7 +54,7 @@ auto waiting(std::optional<double> timeout, const Attempt& attempt) {
     auto got = attempt(std::min(end, Clock::now() + signal_interval));
     if (got) return got;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (Clock::now() >= end) {
+    if (Clock::now() >= end || (until != nullptr && until->done())) {
       throw Error({.operation = "wait for swap buffers",
                    .path = {},
                    .offset = {},
@@ -91,16 +92,20 @@ PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb
 }
 
 nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double> timeout) {
-  auto fetched = waiting(timeout, [&](Clock::time_point deadline) {
+  auto fetched = waiting(timeout, nullptr, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
   });
   return nb::make_tuple(fetched->buffer, self.launch(fetched->operation));
 }
 
-SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout) {
+SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout,
+                const PyOperation* other) {
   const std::uint64_t wanted = to_bytes(bytes, "bytes");
-  return *waiting(timeout, [&](Clock::time_point deadline) {
-    return self.with([&](SwapSpace& space) { return space.take(wanted, deadline); });
+  const Operation* const until = other != nullptr ? &other->flight->operation : nullptr;
+  return *waiting(timeout, until, [&](Clock::time_point deadline) {
+    return self.with([&](SwapSpace& space) {
+      return until != nullptr ? space.take(wanted, *until, deadline) : space.take(wanted, deadline);
+    });
   });
 }
 
@@ -190,10 +195,13 @@ void bind_tensors(SpaceClass& space) {
                    "Operation]"),
            "A tensor in one of the buffers, and the operation that brings it. Waits for room, not "
            "for the bytes; TimeoutError if `timeout` seconds pass first.")
-      .def("take", &take, nb::arg("bytes"), nb::arg("timeout") = nb::none(),
-           nb::sig("def take(self, bytes: int, timeout: float | None = None) -> SwapBuffer"),
+      .def("take", &take, nb::arg("bytes"), nb::arg("timeout") = nb::none(), nb::kw_only(),
+           nb::arg("until") = nb::none(),
+           nb::sig("def take(self, bytes: int, timeout: float | None = None, *, "
+                   "until: Operation | None = None) -> SwapBuffer"),
            "Room in the buffers, of unknown content, to be filled and put. Waits until there is "
-           "some; TimeoutError if `timeout` seconds pass first.")
+           "some; TimeoutError if `timeout` seconds pass first, or if the operation `until` is "
+           "done first.")
       .def(
           "drop",
           [](PySwapSpace& self, const std::string& key) {

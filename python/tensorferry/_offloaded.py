@@ -29,6 +29,10 @@ class _Load:
         self.homes = {}  # shard -> room for its values, where those are on the drive too
         self.gradients = {}  # shard -> room for its gradient
 
+    def coming(self):
+        """An operation that is not done yet."""
+        return next((op for op in self.operations if not op.done()), None)
+
     def values(self, shard):
         if shard not in self.homes:
             return shard.values()
@@ -255,10 +259,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         return not fused or (self._master_weights and self._gradients is not None)
 
     def _begin_ahead(self, work, loads):
-        """Begins the first of the sub-groups, and those after it as far as there is room."""
+        """Begins the first of the sub-groups, and those after it for which there is room before
+        the first has come."""
         most = self._buffer_count if self._pipeline_read else 1
         while len(loads) < min(most, len(work)):
-            load = self._begin(*work[len(loads)], wait=not loads)
+            load = self._begin(*work[len(loads)], behind=loads[0] if loads else None)
             if load is None:
                 break
             loads.append(load)
@@ -271,8 +276,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             return True
         return self._gradients is not None and self._gradients.has(shard)
 
-    def _begin(self, group, active, wait):
-        """Takes a buffer and starts to fill it. None where there is no room and it is not to wait.
+    def _begin(self, group, active, behind):
+        """Takes a buffer and starts to fill it. None where there is no room before the load
+        `behind` which it comes is there.
 
         The buffer: the record of states, then values that are on the drive, then gradients."""
         known = {slot.shard for slot in group.slots}
@@ -292,7 +298,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 size = page_up(shard.numel * max(shard.dtype.itemsize, shard.param.dtype.itemsize))
                 gradients[shard] = slice(end, end + size)
                 end += size
-        memory = self._take(group.device, end, wait)
+        memory = self._take(group.device, end, behind)
         if memory is None:
             return None
         load = _Load(group, memory[:record], active)
@@ -310,18 +316,21 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 load.operations += home.read(memory[room], shard.begin, shard.end)
         return load
 
-    def _take(self, device, nbytes, wait):
-        """Room in the buffers, or on the GPU that steps. None where there is none and it is not to
-        wait."""
+    def _take(self, device, nbytes, behind):
+        """Room in the buffers, or on the GPU that steps. None where there is none before the load
+        `behind` is there; on a GPU, where there is none now."""
         if device.type == "cpu":
+            coming = behind.coming() if behind is not None else None
             try:
-                buffer = self._space.take(nbytes, None if wait else 0)
+                timeout = None if behind is None or coming is not None else 0
+                buffer = self._space.take(nbytes, timeout, until=coming)
             except TimeoutError:
                 return None
             return torch.frombuffer(buffer, dtype=torch.uint8)
         if device not in self._gpu_rooms:
             self._gpu_rooms[device] = GpuRoom(device, self._buffers_bytes)
         room = self._gpu_rooms[device]
+        wait = behind is None
         while (memory := room.take(nbytes, beyond=wait and not self._writes)) is None and wait:
             self._writes.pop(0).wait()
         return memory

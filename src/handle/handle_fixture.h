@@ -305,4 +305,32 @@ class Gate {
   std::size_t passes_ = 0;
 };
 
+// Reads and writes of a small file in small blocks, each of which waits at the gate.
+class GateTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t block = 4 * KiB;
+
+  GateTest() {
+    support::write_whole_file(path, support::pattern(64 * block, 0, 1));
+    file.emplace(File::open(path, Access::read_write));
+  }
+
+  [[nodiscard]] static HandleOptions options(unsigned depth = 32) {
+    return {.block_bytes = block, .queue_depth = depth};
+  }
+
+  [[nodiscard]] std::vector<engines::Request> requests(Gate::Event::Kind kind) {
+    std::vector<engines::Request> found;
+    for (const auto& event : gate.events()) {
+      if (event.kind == kind) found.push_back(event.request);
+    }
+    return found;
+  }
+
+  support::TempDir dir;
+  std::string path = dir.file("data");
+  std::optional<File> file;
+  Gate gate;
+};
+
 }  // namespace tensorferry::handle

@@ -14,32 +14,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using Kind = Gate::Event::Kind;
 
-class OperationTest : public ::testing::Test {
- protected:
-  static constexpr std::size_t block = 4 * KiB;
-
-  OperationTest() {
-    support::write_whole_file(path, support::pattern(64 * block, 0, 1));
-    file.emplace(File::open(path, Access::read_write));
-  }
-
-  [[nodiscard]] static HandleOptions options(unsigned depth = 32) {
-    return {.block_bytes = block, .queue_depth = depth};
-  }
-
-  [[nodiscard]] std::vector<engines::Request> requests(Kind kind) {
-    std::vector<engines::Request> found;
-    for (const auto& event : gate.events()) {
-      if (event.kind == kind) found.push_back(event.request);
-    }
-    return found;
-  }
-
-  support::TempDir dir;
-  std::string path = dir.file("data");
-  std::optional<File> file;
-  Gate gate;
-};
+class OperationTest : public GateTest {};
 
 // --- Waiting ---------------------------------------------------------------------------------
 
@@ -111,57 +86,6 @@ TEST_F(OperationTest, a_failed_one_throws_the_same_error_at_every_wait) {
   EXPECT_EQ(operation.error()->path(), path);
   EXPECT_EQ(operation.error()->operation(), "read");
   EXPECT_EQ(operation.bytes(), block);
-}
-
-// --- Order -----------------------------------------------------------------------------------
-
-TEST_F(OperationTest, one_in_flight_does_not_hold_up_the_next) {
-  Handle handle = gate.open_handle(options());
-  Memory memory(3 * block);
-  const Operation first = handle.read(memory.bytes().first(block), *file);
-  ASSERT_TRUE(gate.holds(1));
-  const Operation second = handle.read(memory.bytes().subspan(block, block), *file);
-  EXPECT_TRUE(gate.holds(2)) << "the second request was not sent while the first was in flight";
-  const Operation sync = handle.sync(*file);
-  EXPECT_TRUE(gate.holds(3));
-  gate.open();
-  for (const auto& operation : {first, second, sync}) EXPECT_EQ(outcome_code(operation), 0);
-}
-
-TEST_F(OperationTest, a_small_one_does_not_wait_for_a_large_one) {
-  constexpr std::size_t large_blocks = 2000;
-  const std::string large_path = dir.file("large");
-  support::write_whole_file(large_path, support::pattern(large_blocks * block, 0, 2));
-  const File large_file = File::open(large_path, Access::read);
-  Memory large(large_blocks * block);
-  Memory small(block);
-  Handle handle = gate.open_handle(options());
-  const Operation slow = handle.read(large.bytes(), large_file);
-  ASSERT_TRUE(gate.holds(32));
-  const Operation quick = handle.read(small.bytes(), *file);
-  gate.open();
-  ASSERT_EQ(outcome_code(slow), 0);
-  ASSERT_EQ(outcome_code(quick), 0);
-  const auto completed = requests(Kind::completed);
-  const auto own = std::find_if(completed.begin(), completed.end(), [&](const auto& request) {
-    return request.memory == small.bytes().data();
-  });
-  EXPECT_LT(own - completed.begin(), 100) << "of " << large_blocks;
-}
-
-TEST_F(OperationTest, more_than_the_queue_holds_wait_and_do_not_fail) {
-  Handle handle = gate.open_handle(options(4));
-  Memory memory(64 * block);
-  std::vector<Operation> operations;
-  for (std::size_t i = 0; i < 64; ++i) {
-    operations.push_back(handle.read(memory.bytes().subspan(i * block, block), *file, i * block));
-  }
-  ASSERT_TRUE(gate.holds(4));
-  std::this_thread::sleep_for(milliseconds(20));
-  EXPECT_EQ(gate.held(), 4U);
-  gate.open();
-  for (const auto& operation : operations) EXPECT_EQ(outcome_code(operation), 0);
-  EXPECT_EQ(support::pattern_fault(memory.bytes(), 0, 1), "");
 }
 
 // --- Durability ------------------------------------------------------------------------------

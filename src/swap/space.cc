@@ -257,7 +257,8 @@ bool Space::evict() {
   return false;
 }
 
-std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_point deadline) {
+std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_point deadline,
+                                   const Operation* until) {
   check_generation();
   if (bytes > arena_->size()) {
     throw Error({.operation = "take swap buffer",
@@ -274,9 +275,13 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
     std::shared_ptr<Lease> lease = arena_->try_take(bytes);
     if (lease == nullptr && evict()) continue;
     if (lease != nullptr) return lease;
+    if (until != nullptr && until->done()) return nullptr;
     if (!std::exchange(waited, true)) {
-      const std::lock_guard lock(mutex_);
-      ++counts_.waits;
+      {
+        const std::lock_guard lock(mutex_);
+        ++counts_.waits;
+      }
+      if (until != nullptr) until->when_done([arena = arena_] { arena->touch(); });
     }
     if (!arena_->wait_until(seen, deadline)) return nullptr;
   }

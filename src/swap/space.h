@@ -41,7 +41,8 @@ class Space {
   bool prefetch(std::string_view key);
   std::optional<SwapSpace::Fetched> fetch(std::string_view key,
                                           SwapSpace::Clock::time_point deadline);
-  std::shared_ptr<Lease> take(std::size_t bytes, SwapSpace::Clock::time_point deadline);
+  std::shared_ptr<Lease> take(std::size_t bytes, SwapSpace::Clock::time_point deadline,
+                              const Operation* until = nullptr);
   bool drop(std::string_view key);
   std::shared_ptr<Mapping> view(std::span<const SwapPart> parts);
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;

@@ -44,6 +44,13 @@ std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, Clock::time_point d
   return SwapBuffer(std::move(lease));
 }
 
+std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, const Operation& until,
+                                          Clock::time_point deadline) {
+  std::shared_ptr<swap::Lease> lease = space_->take(bytes, deadline, &until);
+  if (lease == nullptr) return std::nullopt;
+  return SwapBuffer(std::move(lease));
+}
+
 bool SwapSpace::drop(std::string_view key) { return space_->drop(key); }
 SwapView SwapSpace::view(std::span<const SwapPart> parts) { return SwapView(space_->view(parts)); }
 void SwapSpace::reserve(std::uint64_t bytes) { space_->reserve(bytes); }

@@ -289,6 +289,36 @@ TEST_F(SwapSpaceTest, room_is_free_only_when_its_write_is_done) {
   EXPECT_EQ(fault_in(space, "t", buffer_bytes, 6), "");
 }
 
+TEST_F(SwapSpaceTest, who_waits_for_room_and_an_operation_gets_what_comes_first) {
+  Gate gate;
+  SwapSpace space = gated(gate);
+  std::optional<SwapBuffer> buffer = space.take(buffer_bytes);
+  ASSERT_TRUE(buffer);
+  Memory memory(4096);
+  const Operation put = space.put("t", memory.bytes());
+  const auto soon = SwapSpace::Clock::now() + std::chrono::milliseconds(20);
+  EXPECT_FALSE(space.take(4096, put, soon)) << "neither has come";
+  std::thread later([&] {
+    while (space.stats().waits < 2) std::this_thread::yield();
+    gate.open();
+  });
+  EXPECT_FALSE(space.take(4096, put)) << "all room is held";
+  EXPECT_TRUE(put.done());
+  later.join();
+  EXPECT_FALSE(space.take(4096, put)) << "it was done before";
+  gate.close();
+  const Operation other = space.put("t", memory.bytes());
+  std::thread giving([&] {
+    while (space.stats().waits < 3) std::this_thread::yield();
+    buffer.reset();
+  });
+  EXPECT_TRUE(space.take(buffer_bytes, other));
+  EXPECT_FALSE(other.done());
+  giving.join();
+  gate.open();
+  other.wait();
+}
+
 TEST_F(SwapSpaceTest, memory_stays_what_was_configured) {
   SwapOptions some = options();
   some.buffer_bytes = 32 * MiB;

@@ -37,6 +37,21 @@ def test_take_waits_for_others_to_let_go(tmp_path):
             space.take(1, timeout=0.01)
 
 
+def test_take_gives_up_when_an_operation_is_done(tmp_path):
+    with SwapSpace(tmp_path, buffer_bytes=MiB, **SLOW) as space:
+        held = space.take(MiB)
+        put = space.put("key", bytes(4 * MiB))
+        with pytest.raises(TimeoutError, match="buffers"):
+            space.take(1, until=put)
+        assert put.done()
+        with pytest.raises(TimeoutError):
+            space.take(1, until=put)
+        del held
+        assert len(space.take(MiB, until=put)) == MiB
+        with pytest.raises(TypeError):
+            space.take(1, until="key")
+
+
 def test_take_waits_for_writes(tmp_path):
     with SwapSpace(tmp_path, buffer_bytes=MiB, **SLOW) as space:
         for i in range(20):
