@@ -15,6 +15,7 @@ from jobs import (
     Sample,
     fio_calls,
     fio_large,
+    fio_mixed,
     fio_new_files,
     size_text,
 )
@@ -75,9 +76,11 @@ class Bench:
         return self.read_file if direction == "read" else self.write_file
 
     def fio(self, kind: str, size: int, point: FioPoint, engine: str = "io_uring") -> Sample:
-        """kind: read, write (over an existing file) or new."""
+        """kind: read, write (over an existing file), mix (of these two) or new."""
         if kind == "new":
             return self.fio_new(size, point, preallocate=True)
+        if kind == "mix":
+            return fio_mixed(self.write_file, point, size, 2 * PASSES[size])
         return fio_large(self.file(kind), point, kind, size, PASSES[size], engine=engine)
 
     def fio_new(self, size: int, point: FioPoint, preallocate: bool) -> Sample:
@@ -117,12 +120,19 @@ class Bench:
         best = self.best_point(kind, self.large)
         return self.fio_cpu(kind, FioPoint(best.block_bytes, best.depth, True))
 
-    def fio_like_ours_cpu(self, kind: str) -> Sample:
+    def our_point(self, kind: str) -> FioPoint:
+        """The blocks and the depth that we use."""
         if kind not in self.our_points:
             ours = self.pinned(kind, self.large)
             whole = ours.request_bytes // 4096 * 4096
             self.our_points[kind] = FioPoint(whole, ours.queue_depth, True)
-        return self.fio_cpu(kind, self.our_points[kind])
+        return self.our_points[kind]
+
+    def fio_like_ours(self, kind: str) -> Sample:
+        return self.fio(kind, self.large, self.our_point(kind))
+
+    def fio_like_ours_cpu(self, kind: str) -> Sample:
+        return self.fio_cpu(kind, self.our_point(kind))
 
     def fio_cpu(self, kind: str, point: FioPoint) -> Sample:
         return fio_large(self.file(kind), point, kind, self.large, self.cpu_passes, continuous=True)

@@ -184,14 +184,14 @@ File open_for(const Job& job) {
 class Copies {
  public:
   Copies(Direction direction, std::size_t bytes)
-      : direction_(direction), users_(bytes), slots_(slots_bytes) {}
+      : direction_(direction), users_(bytes), slots_(slots_bytes()) {}
 
   [[nodiscard]] std::jthread start() {
     return std::jthread([this](const std::stop_token& stop) {
       constexpr std::size_t block = 512 * KiB;
       for (std::size_t at = 0; at + block <= users_.size() && !stop.stop_requested(); at += block) {
         const std::span user = std::span(users_).subspan(at, block);
-        const std::span slot = std::span(slots_).subspan(at % slots_bytes, block);
+        const std::span slot = std::span(slots_).subspan(at % slots_.size(), block);
         if (direction_ == Direction::read) {
           tensorferry::copy(user, slot, tensorferry::Destination::cold);
         } else {
@@ -202,7 +202,12 @@ class Copies {
   }
 
  private:
-  static constexpr std::size_t slots_bytes = 24 * MiB;
+  // As much as a handle has under way in its slots.
+  static std::size_t slots_bytes() {
+    const auto cache = static_cast<std::size_t>(std::max(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
+    return std::max(cache / 4 / MiB, std::size_t{4}) * MiB;
+  }
+
   const Direction direction_;
   std::vector<std::byte> users_, slots_;
 };

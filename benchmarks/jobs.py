@@ -160,6 +160,18 @@ def fio_large(
     )
 
 
+def fio_mixed(file: Path, point: FioPoint, size: int, repeat: int) -> Sample:
+    """One job that reads and overwrites, half each. Two jobs would not begin at the same moment."""
+    command = ["fio", "--output-format=json", "--name=mixed", f"--filename={file}"]
+    command += [f"--io_size={size * repeat}", *fio_options(point, "rw", size)]
+    job = run(command)["jobs"][0]
+    moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
+    if moved != size * repeat:
+        raise JobFailed(f"fio moved {moved} bytes, not {size * repeat}")
+    seconds = max(fio_seconds(job, direction) for direction in ("read", "write"))
+    return Sample(gb_per_second=moved / 1e9 / seconds, engine="fio")
+
+
 def fio_together(
     file: Path, point: FioPoint, direction: str, size: int, repeat: int, how: str
 ) -> Sample:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from bench import Bench
 from job_process import JobProcess
-from jobs import GIB, FioPoint, JobFailed, Sample, fio_options, fio_seconds, run
+from jobs import GIB, Sample
 from pairs import Target
 from peers import Peers
 from rows import Row, seconds
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3
+FIO_SECONDS = 1.5  # how long fio's job takes, with its start
 PASSES = 8  # a pass takes a fifth of a second: fewer tell more of the drive's moods than of it
 
 
-def fio_mix(bench: Bench, read_bytes: int, written_bytes: int, repeat: int = 1) -> Sample:
-    """fio reads one file and writes another at the same time, each at its best settings."""
-    command = ["fio", "--output-format=json"]
-    for direction, size in (("read", read_bytes), ("write", written_bytes)):
-        if size == 0:
-            continue
-        point: FioPoint = bench.best_point(direction, GIB)
-        command += [f"--name={direction}", f"--filename={bench.file(direction)}"]
-        command += [*fio_options(point, direction, GIB), f"--io_size={size * repeat}"]
-    jobs = run(command)["jobs"]
-    took = []
-    for job in jobs:
-        moved = job[job["jobname"]]["io_bytes"]
-        expected = read_bytes if job["jobname"] == "read" else written_bytes
-        if moved < expected * repeat:
-            raise JobFailed(f"fio moved {moved} bytes, not {expected * repeat}")
-        took.append(fio_seconds(job, job["jobname"]) * expected / moved)
-    return Sample(repetition_seconds=max(took), engine="fio")
+def fio_pass(bench: Bench, kind: str, size: int) -> Sample:
+    """How long fio takes, at its best settings, to move `size` bytes."""
+    speed = bench.fio_best(kind, GIB).gb_per_second
+    return Sample(repetition_seconds=size / 1e9 / speed, engine="fio")
 
 
 def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
@@ -48,16 +37,29 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
         last[rows] = ours.run("infer", rows=rows, repeat=PASSES)
         return last[rows]
 
+    def read_bytes(rows: int) -> int:
+        known = last.get(rows) or our_pass(rows)
+        return int(known.gb_per_second * 1e9 * known.repetition_seconds)
+
     def step_limit() -> Sample:
         """The slower of the drive alone and the computation alone."""
-        drive = fio_mix(bench, STEP_BYTES, STEP_BYTES)
+        drive = fio_pass(bench, "mix", 2 * STEP_BYTES)
         compute = memory.run("step", repeat=STEPS)
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
+    def beside(kind: str, size: int, job: str, **options: Any) -> Sample:
+        """fio, while torch computes as often as fio moves so many bytes."""
+        alone = fio_pass(bench, kind, size).repetition_seconds
+        memory.run(job, repeat=1, **options)
+        count = int(FIO_SECONDS / alone)
+        with ThreadPoolExecutor(1) as pool:
+            computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
+            drive = fio_pass(bench, kind, size)
+            computing.result()
+        return drive
+
     def pass_limit(rows: int) -> Sample:
-        known = last.get(rows) or our_pass(rows)
-        read_bytes = int(known.gb_per_second * 1e9 * known.repetition_seconds)
-        drive = fio_mix(bench, read_bytes, 0, PASSES)
+        drive = fio_pass(bench, "read", read_bytes(rows))
         compute = memory.run("infer", rows=rows, repeat=PASSES)
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
@@ -72,6 +74,14 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             seconds,
         ),
         Row(
+            "AdamW step, 200 M parameters in fp32, states on NVMe / the drive beside torch",
+            "s",
+            None,
+            step,
+            partial(beside, "mix", 2 * STEP_BYTES, "step"),
+            seconds,
+        ),
+        Row(
             "AdamW step, 200 M parameters in fp32 / DeepSpeed ZeRO-3 on NVMe",
             "s",
             Target(0.5, at_least=False),
@@ -81,7 +91,17 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             peer="DeepSpeed",
         ),
     ]
-    for batch, name in ((4, "the drive is the limit"), (128, "the processor is")):
+    rows.append(
+        Row(
+            "inference, weights 3x the memory for them / the drive beside torch",
+            "s",
+            None,
+            partial(our_pass, 1),
+            lambda: beside("read", read_bytes(1), "infer", rows=1),
+            seconds,
+        )
+    )
+    for batch, name in ((1, "the drive is the limit"), (128, "the processor is")):
         rows.append(
             Row(
                 f"inference, weights 3x the memory for them, {name} / the drive or torch alone",

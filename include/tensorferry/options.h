@@ -47,7 +47,8 @@ struct HandleOptions {
                                 // per disk, within half of the processors
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
-  std::size_t slot_bytes = std::size_t{64} << 20;  // memory for transfers that cannot go in place
+  std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place; 0: 64 MiB, or 1 MiB
+                               // per worker, and no more of it under way than suits the cache
 };
 
 }  // namespace tensorferry

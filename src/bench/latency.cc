@@ -74,7 +74,7 @@ LatencyFile::LatencyFile(const LatencyOptions& options, std::uint64_t tensor_byt
       place_(place),
       file_(File::open(path, Access::read_write)),
       memory_(options.memory, tensor_bytes, options.seed),
-      handle_(with_slots(options.handle)) {
+      handle_(options.handle) {
   const EngineKind engine = options.handle.engine;
   extend(file_, file_bytes(options, tensor_bytes), options.seed, engine);
   memory_.load_from(path);

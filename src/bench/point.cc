@@ -66,7 +66,7 @@ HandleOptions to_options(const Point& point) {
   options.workers = point.workers;
   options.submit = point.submit;
   options.overlap = point.overlap;
-  return with_slots(options);
+  return options;
 }
 
 Json to_json(const Point& point) {

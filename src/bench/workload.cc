@@ -107,10 +107,4 @@ void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, EngineKin
   finish(handle.sync(file));
 }
 
-HandleOptions with_slots(HandleOptions options) {
-  constexpr std::size_t slot_bytes_per_worker = 1 * MiB;
-  options.slot_bytes = std::max(options.slot_bytes, options.workers * slot_bytes_per_worker);
-  return options;
-}
-
 }  // namespace tensorferry::bench

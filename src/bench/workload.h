@@ -75,7 +75,4 @@ using Watch = std::function<void(std::uint64_t bytes)>;
 // Writes random bytes until the file has `bytes`, and makes them durable. What is there stays.
 void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, EngineKind engine);
 
-// The options with enough slots for as many workers.
-[[nodiscard]] HandleOptions with_slots(HandleOptions options);
-
 }  // namespace tensorferry::bench

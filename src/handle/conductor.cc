@@ -26,6 +26,7 @@ constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 
 // How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, to
 // those of cuFile (for ragged ends alone) and to inline callers.
+constexpr std::size_t auto_slot_bytes = 64 * MiB;
 constexpr std::size_t slot_shares = 16;
 constexpr std::size_t main_shares = 9;
 constexpr std::size_t buffered_shares = 5;
@@ -81,7 +82,7 @@ Status check_options(const HandleOptions& options) {
   if (options.block_bytes > GiB) return out_of_range("block_bytes", options.block_bytes, GiB);
   const unsigned workers = std::max(options.workers, auto_workers_max);
   const std::size_t needed = slot_shares * slot_block_bytes_min * workers;
-  if (options.slot_bytes < needed) {
+  if (options.slot_bytes > 0 && options.slot_bytes < needed) {
     return invalid("open handle", "slot_bytes is " + std::to_string(options.slot_bytes) +
                                       " and must be at least " + std::to_string(needed) + " for " +
                                       std::to_string(workers) + " workers");
@@ -94,6 +95,14 @@ Status check_options(const HandleOptions& options) {
 bool cuts_small_transfers(const HandleOptions& options) noexcept {
   return options.block_bytes == 0 && options.overlap == Overlap::on &&
          (options.queue_depth == 0 || options.queue_depth >= 4);
+}
+
+HandleOptions with_slots(HandleOptions options) noexcept {
+  if (options.slot_bytes == 0) {
+    options.slot_bytes =
+        std::max(auto_slot_bytes, slot_shares * slot_block_bytes_min * options.workers);
+  }
+  return options;
 }
 
 // How many bytes may be under way in slots, of all workers together: they stay in the cache, of
@@ -134,12 +143,13 @@ std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
 }  // namespace
 
 Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
-    : options_(options),
+    : options_(with_slots(options)),
+      slots_in_cache_(options.slot_bytes == 0 && options.overlap == Overlap::on),
       system_(system),
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
-                    options.slot_bytes / slot_shares * inline_shares) {}
+                    options_.slot_bytes / slot_shares * inline_shares) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -253,7 +263,6 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
   const std::size_t wanted =
       options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
                                : std::min(files::preferred_block_bytes(device), device.block_bytes);
-  const bool chosen = options_.queue_depth > 0 || options_.overlap == Overlap::off;
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
@@ -266,7 +275,8 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
        .slot_block_bytes = slot,
        .slots_per_worker =
            static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-       .slot_bytes_in_flight = chosen ? slot_bytes : slot_bytes_in_flight(device, slot) / workers},
+       .slot_bytes_in_flight =
+           slots_in_cache_ ? slot_bytes_in_flight(device, slot) / workers : slot_bytes},
       open_engine_, system_, ledger_);
 }
 

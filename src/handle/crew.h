@@ -32,8 +32,8 @@ using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
 inline constexpr std::size_t reap_batch = 16;
 
 // So many blocks of an operation are claimed, by one worker or by several, before it is the next
-// operation's turn. A worker takes no more at a time: what has to wait for a slot could have gone to
-// another one.
+// operation's turn. A worker takes no more at a time: what has to wait for a slot could have gone
+// to another one.
 inline constexpr std::size_t turn_blocks = 8;
 
 struct CrewOptions {

@@ -33,9 +33,9 @@ TEST(HandleOptions, a_value_out_of_range_is_named_with_its_range) {
       {"queue_depth", "4097", "4096", {.queue_depth = 4097}},
       {"workers", "257", "256", {.workers = 257, .slot_bytes = std::size_t{16} << 30}},
       {"block_bytes", std::to_string(over), "1073741824", {.block_bytes = over}},
-      {"slot_bytes", "0", "4194304", {.slot_bytes = 0}},
+      {"slot_bytes", "1", "4194304", {.slot_bytes = 1}},
       {"slot_bytes", "4194303", "4194304", {.slot_bytes = 4 * MiB - 1}},
-      {"slot_bytes", "67108864", "268435456", {.workers = 256}},
+      {"slot_bytes", "67108864", "268435456", {.workers = 256, .slot_bytes = 64 * MiB}},
   };
   for (const Wrong& wrong : all) {
     const Error error = error_of([&] { const Handle handle(wrong.options); });
@@ -51,7 +51,7 @@ TEST(HandleOptions, the_ends_of_the_ranges_are_allowed) {
   Memory memory = Memory::with_pattern(300 * KiB, 0, 1, 3);
   for (const HandleOptions& options :
        {HandleOptions{.queue_depth = 1}, HandleOptions{.queue_depth = 4096},
-        HandleOptions{.engine = EngineKind::threads, .workers = 64},
+        HandleOptions{.engine = EngineKind::threads, .workers = 256},
         HandleOptions{.block_bytes = 1}, HandleOptions{.block_bytes = GiB},
         HandleOptions{.slot_bytes = 4 * MiB}}) {
     Handle handle(options);

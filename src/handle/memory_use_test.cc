@@ -49,7 +49,8 @@ std::string move_through_slots(HandleOptions options, const std::string& path, s
   if (handle.stats().bounced_bytes > 2 * bytes) return "copied more than once";
   const std::uint64_t after = kernel_figure("/proc/self/status", "VmHWM");
   // Beside the slots: stacks, rings, the engine's own tables.
-  const std::uint64_t limit = options.slot_bytes / KiB + 8 * KiB;
+  const std::size_t slots = options.slot_bytes > 0 ? options.slot_bytes : 64 * MiB;
+  const std::uint64_t limit = slots / KiB + 8 * KiB;
   if (after - before <= limit) return {};
   return "took " + std::to_string(after - before) + " KiB, more than " + std::to_string(limit);
 }
@@ -288,11 +289,14 @@ class SlotsInCache : public testing::Test {
   std::size_t blocks = 0;  // that the cache is to hold
 };
 
-TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_the_user_chose) {
+TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen) {
   Memory skewed(bytes, 5);
   EXPECT_EQ(most_under_way({.block_bytes = MiB}, skewed.bytes(), path), blocks);
   EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
-  EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 20}, skewed.bytes(), path), 20U);
+  const HandleOptions deep{.block_bytes = MiB, .queue_depth = 20};
+  EXPECT_EQ(most_under_way(deep, skewed.bytes(), path), std::min<std::size_t>(blocks, 20));
+  const HandleOptions large{.block_bytes = MiB, .queue_depth = 20, .slot_bytes = 64 * MiB};
+  EXPECT_EQ(most_under_way(large, skewed.bytes(), path), 20U);
   EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 2}, skewed.bytes(), path), 2U);
   const HandleOptions small{.block_bytes = 64 * KiB};
   EXPECT_EQ(most_under_way(small, skewed.bytes(), path), depth) << "bytes count, not slots";
