@@ -34,8 +34,9 @@ def large_rows(bench: Bench) -> list[Row]:
             add(what, Target(0.98, at_least=True), pinned(kind, size), fio)
     # fio's best settings may be those whose few buffers stay in the cache: no tensor does.
     for kind in ("read", "write"):
-        what = f"page-locked {names[kind]}, {size_text(bench.large)} / fio with our blocks and depth"
-        add(what, None, pinned(kind, bench.large), partial(bench.fio_like_ours, kind))
+        what = f"page-locked {names[kind]}, {size_text(bench.large)} / fio"
+        fio = partial(bench.fio_like_ours, kind)
+        add(f"{what} with our blocks and depth", None, pinned(kind, bench.large), fio)
     # Where blocks are found inside the clock on both sides.
     new = bench.large
     what = f"page-locked {names['new']}, {size_text(new)} / fio that does not preallocate"

@@ -107,7 +107,7 @@ class Crew {
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Transfer>> queue_;
-  std::size_t turn_left_ = turn_blocks;  // of the one in front
+  std::size_t turn_left_ = turn_blocks;           // of the one in front
   std::vector<std::unique_ptr<Worker>> workers_;  // fixed once started
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> closing_{false};
