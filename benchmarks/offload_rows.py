@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import Bench
 from job_process import JobProcess
-from jobs import GIB, FioPoint, Sample
+from jobs import GIB, FioPoint, Sample, fio_large
 from pairs import Target
 from peers import Peers
 from rows import Row, seconds
@@ -20,9 +20,14 @@ PASSES = 8  # a pass takes a fifth of a second: fewer tell more of the drive's m
 
 
 def fio_pass(bench: Bench, kind: str, size: int, point: FioPoint | None = None) -> Sample:
-    """How long fio takes, at its best settings or at others, to move `size` bytes."""
-    speed = bench.fio(kind, GIB, point or bench.best_point(kind, GIB)).gb_per_second
-    return Sample(repetition_seconds=size / 1e9 / speed, engine="fio")
+    """How long fio takes, at its best settings or at others, to move `size` bytes in one of many
+    passes without a drain in between."""
+    point = point or bench.best_point(kind, GIB)
+    if kind == "read":
+        drive = fio_large(bench.read_file, point, kind, GIB, PASSES, continuous=True)
+    else:
+        drive = bench.fio(kind, GIB, point)
+    return Sample(repetition_seconds=size / 1e9 / drive.gb_per_second, engine="fio")
 
 
 def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
@@ -53,7 +58,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
         point = bench.our_point("read")
         alone = fio_pass(bench, kind, size, point).repetition_seconds
         memory.run(job, repeat=1, **options)
-        count = int(FIO_SECONDS / alone)
+        count = 1 + int(FIO_SECONDS / alone)
         with ThreadPoolExecutor(1) as pool:
             computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
             drive = fio_pass(bench, kind, size, point)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 LANES = (
     ("read", "operation", "read", "#2a78d6"),
-    ("wait", "work", "wait for states", "#b5b4ac"),
+    ("wait", "work", "wait for", "#b5b4ac"),
     ("compute", "work", "AdamW step", "#1baf7a"),
     ("write", "operation", "write", "#eb6834"),
 )
@@ -52,7 +52,7 @@ def draw(events: list[dict]) -> str:
         spans = sorted(
             (e["ts"], e["ts"] + e["dur"])
             for e in events
-            if e["cat"] == category and e["name"] == name
+            if e["cat"] == category and e["name"].startswith(name)
         )
         placed = rows(spans)
         height = (max(placed, default=0) + 1) * ROW

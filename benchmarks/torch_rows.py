@@ -19,7 +19,7 @@ SMALL_TENSORS = 10_000
 
 
 def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
-    """Ours and DeepSpeed's with the same settings, on the same file."""
+    """Ours and DeepSpeed's on the same file."""
     ours = JobProcess("torch_jobs.py", "tensorferry", peers, "torch")
     theirs = JobProcess("torch_jobs.py", "deepspeed", peers, "DeepSpeed")
     bench.at_end += [ours.end, theirs.end]

@@ -48,7 +48,8 @@ struct HandleOptions {
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
   std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place; 0: 64 MiB, or 1 MiB
-                               // per worker, and no more of it under way than suits the cache
+                               // per worker, and with overlap no more of it under way than suits
+                               // the cache
 };
 
 }  // namespace tensorferry

@@ -373,9 +373,9 @@ class SwapSpace:
         A tensor in one of the buffers, and the operation that brings it. Waits for room, not for the bytes; TimeoutError if `timeout` seconds pass first.
         """
 
-    def take(self, bytes: int, timeout: float | None = None) -> SwapBuffer:
+    def take(self, bytes: int, timeout: float | None = None, *, until: Operation | None = None) -> SwapBuffer:
         """
-        Room in the buffers, of unknown content, to be filled and put. Waits until there is some; TimeoutError if `timeout` seconds pass first.
+        Room in the buffers, of unknown content, to be filled and put. Waits until there is some; TimeoutError if `timeout` seconds pass first, or if the operation `until` is done first.
         """
 
     def drop(self, key: str) -> bool:

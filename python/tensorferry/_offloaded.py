@@ -263,7 +263,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         the first has come."""
         most = self._buffer_count if self._pipeline_read else 1
         while len(loads) < min(most, len(work)):
-            load = self._begin(*work[len(loads)], behind=loads[0] if loads else None)
+            load = self._begin(*work[len(loads)], loads[0] if loads else None)
             if load is None:
                 break
             loads.append(load)
@@ -320,13 +320,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         """Room in the buffers, or on the GPU that steps. None where there is none before the load
         `behind` is there; on a GPU, where there is none now."""
         if device.type == "cpu":
-            coming = behind.coming() if behind is not None else None
-            try:
-                timeout = None if behind is None or coming is not None else 0
-                buffer = self._space.take(nbytes, timeout, until=coming)
-            except TimeoutError:
-                return None
-            return torch.frombuffer(buffer, dtype=torch.uint8)
+            with span("wait for room"):
+                buffer = self._take_buffer(nbytes, behind)
+            return None if buffer is None else torch.frombuffer(buffer, dtype=torch.uint8)
         if device not in self._gpu_rooms:
             self._gpu_rooms[device] = GpuRoom(device, self._buffers_bytes)
         room = self._gpu_rooms[device]
@@ -334,6 +330,17 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         while (memory := room.take(nbytes, beyond=wait and not self._writes)) is None and wait:
             self._writes.pop(0).wait()
         return memory
+
+    def _take_buffer(self, nbytes, behind):
+        if behind is None:
+            return self._space.take(nbytes)
+        while True:
+            coming = behind.coming()
+            try:
+                return self._space.take(nbytes, 0 if coming is None else None, until=coming)
+            except TimeoutError:
+                if coming is None:
+                    return None
 
     def _reading(self, device):
         room = self._gpu_rooms.get(device)

@@ -24,9 +24,10 @@ constexpr unsigned auto_queue_depth_min = 8;
 constexpr unsigned auto_workers_max = 4;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 
+constexpr std::size_t auto_slot_bytes = 64 * MiB;
+
 // How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, to
 // those of cuFile (for ragged ends alone) and to inline callers.
-constexpr std::size_t auto_slot_bytes = 64 * MiB;
 constexpr std::size_t slot_shares = 16;
 constexpr std::size_t main_shares = 9;
 constexpr std::size_t buffered_shares = 5;
@@ -97,12 +98,9 @@ bool cuts_small_transfers(const HandleOptions& options) noexcept {
          (options.queue_depth == 0 || options.queue_depth >= 4);
 }
 
-HandleOptions with_slots(HandleOptions options) noexcept {
-  if (options.slot_bytes == 0) {
-    options.slot_bytes =
-        std::max(auto_slot_bytes, slot_shares * slot_block_bytes_min * options.workers);
-  }
-  return options;
+std::size_t slot_bytes_of(const HandleOptions& options) noexcept {
+  if (options.slot_bytes > 0) return options.slot_bytes;
+  return std::max(auto_slot_bytes, slot_shares * slot_block_bytes_min * options.workers);
 }
 
 // How many bytes may be under way in slots, of all workers together: they stay in the cache, of
@@ -143,13 +141,12 @@ std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
 }  // namespace
 
 Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
-    : options_(with_slots(options)),
-      slots_in_cache_(options.slot_bytes == 0 && options.overlap == Overlap::on),
+    : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
-                    options_.slot_bytes / slot_shares * inline_shares) {}
+                    slot_bytes_of(options_) / slot_shares * inline_shares) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -263,21 +260,21 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Devic
   const std::size_t wanted =
       options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
                                : std::min(files::preferred_block_bytes(device), device.block_bytes);
+  const bool in_cache = options_.slot_bytes == 0 && options_.overlap == Overlap::on;
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
-  return Crew::start(
-      {.engine = kind,
-       .queue_depth = depth,
-       .workers = workers,
-       .submit = options_.submit,
-       .overlap = options_.overlap,
-       .slot_block_bytes = slot,
-       .slots_per_worker =
-           static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-       .slot_bytes_in_flight =
-           slots_in_cache_ ? slot_bytes_in_flight(device, slot) / workers : slot_bytes},
-      open_engine_, system_, ledger_);
+  return Crew::start({.engine = kind,
+                      .queue_depth = depth,
+                      .workers = workers,
+                      .submit = options_.submit,
+                      .overlap = options_.overlap,
+                      .slot_block_bytes = slot,
+                      .slots_per_worker = static_cast<unsigned>(
+                          std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
+                      .slot_bytes_in_flight =
+                          in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes},
+                     open_engine_, system_, ledger_);
 }
 
 // `gds` is a choice for memory of GPUs alone.
@@ -319,7 +316,7 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
   const std::lock_guard lock(mutex_);
   if (main_.crew != nullptr) return &main_;
   auto chosen = choose_engine(device, [&](EngineKind kind) -> Status {
-    auto crew = start_crew(kind, device, options_.slot_bytes / slot_shares * main_shares);
+    auto crew = start_crew(kind, device, slot_bytes_of(options_) / slot_shares * main_shares);
     if (!crew.ok()) return crew.error();
     main_.crew = std::move(crew.value());
     return Nothing{};
@@ -339,8 +336,8 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
 Result<Conductor::Team*> Conductor::gds_team(const files::OpenFile& file) {
   const std::lock_guard lock(mutex_);
   if (gds_.crew == nullptr) {
-    auto crew =
-        start_crew(EngineKind::gds, file.device(), options_.slot_bytes / slot_shares * gds_shares);
+    auto crew = start_crew(EngineKind::gds, file.device(),
+                           slot_bytes_of(options_) / slot_shares * gds_shares);
     if (!crew.ok()) return crew.error();
     gds_ = {std::move(crew.value()), std::make_shared<const std::string>(gds_reason())};
   }
@@ -356,7 +353,7 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
   const std::lock_guard lock(mutex_);
   if (buffered_.crew == nullptr) {
     auto crew = start_crew(EngineKind::threads, file.device(),
-                           options_.slot_bytes / slot_shares * buffered_shares);
+                           slot_bytes_of(options_) / slot_shares * buffered_shares);
     if (!crew.ok()) return crew.error();
     buffered_ = {std::move(crew.value()),
                  std::make_shared<const std::string>(

@@ -88,7 +88,6 @@ class Conductor {
   [[nodiscard]] Result<Operation> launch(std::shared_ptr<Transfer> transfer, Team& team);
 
   const HandleOptions options_;
-  const bool slots_in_cache_;  // no more of them under way than that
   os::System& system_;
   const OpenEngine open_engine_;
   const std::uint64_t generation_;

@@ -96,7 +96,7 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     queue_.pop_front();
     // Sync steps come one after the other; the next is queued when this one has ended.
     const bool syncing = transfer->syncing();
-    const std::size_t turn_end = std::min(out.size(), count + (syncing ? 1 : turn_left_));
+    const std::size_t turn_end = std::min(out.size(), count + (syncing ? 1 : transfer->turn_left));
     const std::size_t before = count;
     const bool fenced = transfer->fenced();
     any_fenced |= fenced;
@@ -109,15 +109,15 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     }
     const bool took = count != before;
     looked_at = took ? 0 : looked_at + 1;
-    turn_left_ -= syncing ? 0 : count - before;
+    if (!syncing) transfer->turn_left -= count - before;
     // One that is being stopped stays until drop() takes it.
     const bool stays = syncing ? !took : transfer->claimable() || transfer->stopping();
-    if (stays && took && count == out.size() && turn_left_ > 0) {
+    if (stays && took && count == out.size() && transfer->turn_left > 0) {
       // Whoever has room next goes on with the turn: what came later shall not overtake it.
       queue_.push_front(std::move(transfer));
       break;
     }
-    turn_left_ = turn_blocks;
+    if (transfer->turn_left == 0) transfer->turn_left = turn_blocks;
     if (stays) queue_.push_back(std::move(transfer));
   }
   worker.asleep = count < out.size();
@@ -156,7 +156,6 @@ void Crew::drop(Transfer& transfer) noexcept {
     const auto found = std::find_if(queue_.begin(), queue_.end(),
                                     [&](const auto& other) { return other.get() == &transfer; });
     if (found != queue_.end()) {
-      if (found == queue_.begin()) turn_left_ = turn_blocks;
       queued = std::move(*found);
       queue_.erase(found);
     }

@@ -31,11 +31,6 @@ using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
 // slots beyond the depth are being emptied meanwhile.
 inline constexpr std::size_t reap_batch = 16;
 
-// So many blocks of an operation are claimed, by one worker or by several, before it is the next
-// operation's turn. A worker takes no more at a time: what has to wait for a slot could have gone
-// to another one.
-inline constexpr std::size_t turn_blocks = 8;
-
 struct CrewOptions {
   EngineKind engine = EngineKind::threads;
   unsigned queue_depth = 1;
@@ -107,7 +102,6 @@ class Crew {
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Transfer>> queue_;
-  std::size_t turn_left_ = turn_blocks;           // of the one in front
   std::vector<std::unique_ptr<Worker>> workers_;  // fixed once started
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> closing_{false};

@@ -61,6 +61,7 @@ TEST(HandleOptions, the_ends_of_the_ranges_are_allowed) {
     EXPECT_EQ(support::pattern_fault(back.bytes(), 0, 1), "");
     EXPECT_EQ(handle.options().queue_depth, options.queue_depth);
     EXPECT_EQ(handle.options().block_bytes, options.block_bytes) << "as given";
+    EXPECT_EQ(handle.options().slot_bytes, options.slot_bytes) << "as given";
   }
 }
 

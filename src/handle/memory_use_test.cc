@@ -305,6 +305,29 @@ TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen)
             std::min<std::size_t>(depth, bytes / MiB));
 }
 
+TEST_F(SlotsInCache, two_that_wait_for_it_take_turns) {
+  const std::string other_path = dir.file("other");
+  support::write_whole_file(other_path, support::pattern(bytes, 0, 2));
+  Memory first(bytes, 5), second(bytes, 5);
+  Gate gate;
+  const auto room = static_cast<unsigned>(blocks + 4);
+  Handle handle = gate.open_handle({.block_bytes = MiB, .queue_depth = room});
+  const Operation early = handle.read(first.bytes(), path);
+  ASSERT_TRUE(gate.holds(blocks));
+  const Operation late = handle.read(second.bytes(), other_path);
+  gate.open();
+  early.wait();
+  late.wait();
+  const auto events = gate.events();
+  const auto of_late = std::ranges::find_if(
+      events, [&](const Gate::Event& event) { return event.request.fd != events[0].request.fd; });
+  const auto before = std::count_if(events.begin(), of_late, [](const Gate::Event& event) {
+    return event.kind == Gate::Event::Kind::submitted;
+  });
+  EXPECT_LE(before, room + turn_blocks) << "of " << bytes / MiB;
+  EXPECT_EQ(support::pattern_fault(second.bytes(), 0, 2), "");
+}
+
 TEST_F(SlotsInCache, what_waits_for_it_does_not_hold_up_what_goes_in_place) {
   Gate gate;
   Handle handle = gate.open_handle({.block_bytes = MiB});

@@ -77,6 +77,11 @@ struct Claim {
   Block block;
 };
 
+// So many blocks of an operation are claimed, by one worker or by several, before it is the next
+// operation's turn. A worker takes no more at a time: what has to wait for a slot could have gone
+// to another one.
+inline constexpr std::size_t turn_blocks = 8;
+
 class Transfer {
  public:
   using Clock = Operation::Clock;
@@ -96,6 +101,7 @@ class Transfer {
   void count_blocks();  // once all of the above is set
 
   // --- Claiming: only with the crew's lock held ---
+  std::size_t turn_left = turn_blocks;
   [[nodiscard]] bool fenced() noexcept;
   [[nodiscard]] bool claimable() const noexcept;
   // The run whose block would be claimed next, if that goes through a slot.

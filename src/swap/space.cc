@@ -281,7 +281,11 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
         const std::lock_guard lock(mutex_);
         ++counts_.waits;
       }
-      if (until != nullptr) until->when_done([arena = arena_] { arena->touch(); });
+      if (until != nullptr) {
+        until->when_done([arena = std::weak_ptr(arena_)] {
+          if (const std::shared_ptr<Arena> waited_for = arena.lock()) waited_for->touch();
+        });
+      }
     }
     if (!arena_->wait_until(seen, deadline)) return nullptr;
   }

@@ -298,23 +298,25 @@ TEST_F(SwapSpaceTest, who_waits_for_room_and_an_operation_gets_what_comes_first)
   const Operation put = space.put("t", memory.bytes());
   const auto soon = SwapSpace::Clock::now() + std::chrono::milliseconds(20);
   EXPECT_FALSE(space.take(4096, put, soon)) << "neither has come";
-  std::thread later([&] {
-    while (space.stats().waits < 2) std::this_thread::yield();
-    gate.open();
-  });
-  EXPECT_FALSE(space.take(4096, put)) << "all room is held";
+  const auto late = SwapSpace::Clock::now() + hang_limit;
+  const auto after_waits = [&](std::uint64_t count, const std::function<void()>& then) {
+    return std::jthread([&space, late, count, then] {
+      while (space.stats().waits < count && SwapSpace::Clock::now() < late) {
+        std::this_thread::yield();
+      }
+      then();
+    });
+  };
+  std::jthread later = after_waits(2, [&] { gate.open(); });
+  EXPECT_FALSE(space.take(4096, put, late)) << "all room is held";
   EXPECT_TRUE(put.done());
   later.join();
   EXPECT_FALSE(space.take(4096, put)) << "it was done before";
   gate.close();
   const Operation other = space.put("t", memory.bytes());
-  std::thread giving([&] {
-    while (space.stats().waits < 3) std::this_thread::yield();
-    buffer.reset();
-  });
-  EXPECT_TRUE(space.take(buffer_bytes, other));
+  const std::jthread giving = after_waits(3, [&] { buffer.reset(); });
+  EXPECT_TRUE(space.take(buffer_bytes, other, late));
   EXPECT_FALSE(other.done());
-  giving.join();
   gate.open();
   other.wait();
 }

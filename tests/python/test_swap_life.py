@@ -42,7 +42,7 @@ def test_take_gives_up_when_an_operation_is_done(tmp_path):
         held = space.take(MiB)
         put = space.put("key", bytes(4 * MiB))
         with pytest.raises(TimeoutError, match="buffers"):
-            space.take(1, until=put)
+            space.take(1, timeout=60, until=put)
         assert put.done()
         with pytest.raises(TimeoutError):
             space.take(1, until=put)
