@@ -171,8 +171,9 @@ void describe(Result& result, const Job& job, const Handle& handle, const File& 
   result.stats = handle.stats();
   const std::uint64_t moved = result.stats.read_bytes + result.stats.written_bytes;
   result.request_bytes = moved / std::max<std::uint64_t>(result.stats.requests, 1);
-  result.queue_depth = job.options.queue_depth != 0 ? job.options.queue_depth
-                                                    : tensorferry::device_of(job.path).queue_depth;
+  result.queue_depth = job.options.queue_depth != 0
+                           ? job.options.queue_depth
+                           : tensorferry::device_of(file.path()).queue_depth;
 }
 
 File open_for(const Job& job) {

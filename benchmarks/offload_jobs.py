@@ -102,6 +102,11 @@ class Torch:
             self.model(batch)
             return self.paced(lambda: self.model(batch), repeat, every)
 
+    def release(self) -> dict[str, float]:
+        """Gives the memory back: it is too much to stay beside that of the other processes."""
+        self.optimizer = self.model = None
+        return {}
+
     def paced(self, compute: Callable[[], Any], repeat: int, every: float) -> dict[str, float]:
         start = time.perf_counter()
         for number in range(1, repeat + 1):

@@ -50,6 +50,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
         """The slower of the drive alone and the computation alone."""
         drive = fio_pass(bench, "mix", 2 * STEP_BYTES)
         compute = memory.run("step", repeat=STEPS)
+        memory.run("release")
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
     def beside(kind: str, size: int, job: str, **options: Any) -> Sample:
@@ -63,11 +64,13 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
             drive = fio_pass(bench, kind, size, point)
             computing.result()
+        memory.run("release")
         return drive
 
     def pass_limit(rows: int) -> Sample:
         drive = fio_pass(bench, "read", read_bytes(rows))
         compute = memory.run("infer", rows=rows, repeat=PASSES)
+        memory.run("release")
         return max(drive, compute, key=lambda sample: sample.repetition_seconds)
 
     step = partial(ours.run, "step", repeat=STEPS)

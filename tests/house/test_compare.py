@@ -16,7 +16,7 @@ import compare  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
 from job_process import JobProcess  # noqa: E402
-from jobs import FioPoint, JobFailed, Sample  # noqa: E402
+from jobs import Ferry, FioPoint, JobFailed, Sample  # noqa: E402
 from pairs import Target, figure, interval  # noqa: E402
 from peers import Peer, PeerMissing, Peers  # noqa: E402
 from progress import Progress  # noqa: E402
@@ -202,3 +202,14 @@ def test_the_rows_can_be_listed_without_measuring():
                  "kvikio", "two threads", "two processes", "10,000", "offset 7", "fresh memory",
                  "CPU time", "page-locked memory", "import", "memcpy", "8 MiB"):
         assert any(word in name for name in names), word
+
+
+def test_every_kind_of_our_own_jobs_runs(build_dir, tmp_path):
+    ferry = Ferry(build_dir / "benchmarks" / "ferry_job")
+    file = tmp_path / "data"
+    size = 1 << 20
+    assert ferry.large(file, "write", size, 1).gb_per_second > 0
+    assert ferry.large(file, "read", size, 1, "--memory", "ordinary").gb_per_second > 0
+    assert ferry.new_files(tmp_path / "new", size, 2).gb_per_second > 0
+    assert ferry.calls(file, "sync", 4096, size, 10, "pinned", 1).call_us_median > 0
+    assert ferry.calls(file, "path", 4096, size, 10, "ordinary", 1).call_us_median > 0
