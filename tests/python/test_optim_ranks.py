@@ -22,7 +22,8 @@ def run_ranks(*arguments, ranks=2):
     processes = []
     for rank in range(ranks):
         env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                            "GLOO_SOCKET_IFNAME": "lo"}
         processes.append(subprocess.Popen([sys.executable, JOB, *map(str, arguments)], env=env,
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                           text=True))
