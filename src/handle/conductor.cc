@@ -69,6 +69,10 @@ Result<std::shared_ptr<engines::CufileFile>> cufile_of(const files::OpenFile& fi
   return registered;
 }
 
+constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
+  return slot_shares * slot_block_bytes_min * workers;
+}
+
 Status check_options(const HandleOptions& options) {
   const auto out_of_range = [](const std::string& what, std::size_t value, std::size_t max) {
     return invalid("open handle", what + " is " + std::to_string(value) + " and must be at most " +
@@ -82,7 +86,7 @@ Status check_options(const HandleOptions& options) {
   }
   if (options.block_bytes > GiB) return out_of_range("block_bytes", options.block_bytes, GiB);
   const unsigned workers = std::max(options.workers, auto_workers_max);
-  const std::size_t needed = slot_shares * slot_block_bytes_min * workers;
+  const std::size_t needed = slot_bytes_min(workers);
   if (options.slot_bytes > 0 && options.slot_bytes < needed) {
     return invalid("open handle", "slot_bytes is " + std::to_string(options.slot_bytes) +
                                       " and must be at least " + std::to_string(needed) + " for " +
@@ -98,9 +102,10 @@ bool cuts_small_transfers(const HandleOptions& options) noexcept {
          (options.queue_depth == 0 || options.queue_depth >= 4);
 }
 
-std::size_t slot_bytes_of(const HandleOptions& options) noexcept {
-  if (options.slot_bytes > 0) return options.slot_bytes;
-  return std::max(auto_slot_bytes, slot_shares * slot_block_bytes_min * options.workers);
+// So many shares of the memory for slots.
+std::size_t slot_bytes_of(const HandleOptions& options, std::size_t shares) noexcept {
+  const std::size_t automatic = std::max(auto_slot_bytes, slot_bytes_min(options.workers));
+  return (options.slot_bytes > 0 ? options.slot_bytes : automatic) / slot_shares * shares;
 }
 
 // How many bytes may be under way in slots, of all workers together: they stay in the cache, of
@@ -146,7 +151,7 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
-                    slot_bytes_of(options_) / slot_shares * inline_shares) {}
+                    slot_bytes_of(options_, inline_shares)) {}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -316,7 +321,7 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
   const std::lock_guard lock(mutex_);
   if (main_.crew != nullptr) return &main_;
   auto chosen = choose_engine(device, [&](EngineKind kind) -> Status {
-    auto crew = start_crew(kind, device, slot_bytes_of(options_) / slot_shares * main_shares);
+    auto crew = start_crew(kind, device, slot_bytes_of(options_, main_shares));
     if (!crew.ok()) return crew.error();
     main_.crew = std::move(crew.value());
     return Nothing{};
@@ -336,8 +341,7 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
 Result<Conductor::Team*> Conductor::gds_team(const files::OpenFile& file) {
   const std::lock_guard lock(mutex_);
   if (gds_.crew == nullptr) {
-    auto crew = start_crew(EngineKind::gds, file.device(),
-                           slot_bytes_of(options_) / slot_shares * gds_shares);
+    auto crew = start_crew(EngineKind::gds, file.device(), slot_bytes_of(options_, gds_shares));
     if (!crew.ok()) return crew.error();
     gds_ = {std::move(crew.value()), std::make_shared<const std::string>(gds_reason())};
   }
@@ -352,8 +356,8 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
   }
   const std::lock_guard lock(mutex_);
   if (buffered_.crew == nullptr) {
-    auto crew = start_crew(EngineKind::threads, file.device(),
-                           slot_bytes_of(options_) / slot_shares * buffered_shares);
+    auto crew =
+        start_crew(EngineKind::threads, file.device(), slot_bytes_of(options_, buffered_shares));
     if (!crew.ok()) return crew.error();
     buffered_ = {std::move(crew.value()),
                  std::make_shared<const std::string>(

@@ -7,6 +7,15 @@
 
 namespace tensorferry {
 
+namespace {
+
+std::optional<SwapBuffer> buffer_of(std::shared_ptr<swap::Lease> lease) {
+  if (lease == nullptr) return std::nullopt;
+  return SwapBuffer(std::move(lease));
+}
+
+}  // namespace
+
 std::span<std::byte> SwapBuffer::bytes() const noexcept { return lease_->bytes(); }
 std::span<std::byte> SwapView::bytes() const noexcept { return mapping_->bytes(); }
 
@@ -39,16 +48,12 @@ std::optional<SwapSpace::Fetched> SwapSpace::fetch(std::string_view key,
 }
 
 std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, Clock::time_point deadline) {
-  std::shared_ptr<swap::Lease> lease = space_->take(bytes, deadline);
-  if (lease == nullptr) return std::nullopt;
-  return SwapBuffer(std::move(lease));
+  return buffer_of(space_->take(bytes, deadline));
 }
 
 std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, const Operation& until,
                                           Clock::time_point deadline) {
-  std::shared_ptr<swap::Lease> lease = space_->take(bytes, deadline, &until);
-  if (lease == nullptr) return std::nullopt;
-  return SwapBuffer(std::move(lease));
+  return buffer_of(space_->take(bytes, deadline, &until));
 }
 
 bool SwapSpace::drop(std::string_view key) { return space_->drop(key); }
