@@ -100,10 +100,6 @@ std::size_t first_variant() noexcept {
   return __builtin_cpu_supports("avx2") != 0 ? 1 : 2;
 }
 
-// Below this the fence costs more than the cache misses that it saves (even at 16 KiB, 1.4x at
-// 32 KiB).
-constexpr std::size_t stream_bytes_min = 32 * KiB;
-
 // From about 19 MiB glibc's memcpy streams by itself. On Intel its loop is then the faster one (a
 // plain one reached 0.83 to 0.90 of it), on AMD it reaches 0.6 of ours.
 std::size_t stream_bytes_max() noexcept {
@@ -124,13 +120,12 @@ constexpr std::array<CopyVariant, 1> all_variants{{{"baseline", stream_baseline}
 std::size_t first_variant() noexcept { return 0; }
 
 // memcpy is all there is.
-constexpr std::size_t stream_bytes_min = std::numeric_limits<std::size_t>::max();
 std::size_t stream_bytes_max() noexcept { return 0; }
 
 #endif
 
 // Settled when the library is loaded, so that a fork never meets it half done. The order matters:
-// while `longest_stream` is still 0 copy() uses no variant.
+// while `longest_stream` is still 0 copy_cold() uses no variant.
 const std::size_t best_variant = first_variant();
 const std::size_t longest_stream = stream_bytes_max();
 
@@ -155,14 +150,11 @@ void stream_copy(const CopyVariant& variant, std::byte* to, const std::byte* fro
 
 }  // namespace memory
 
-void copy(std::span<std::byte> to, std::span<const std::byte> from,
-          Destination destination) noexcept {
-  const std::size_t bytes = std::min(to.size(), from.size());
-  if (destination == Destination::cold && bytes >= memory::stream_bytes_min &&
-      bytes <= memory::longest_stream) {
-    memory::stream_copy(memory::copy_variants().front(), to.data(), from.data(), bytes);
-  } else if (bytes > 0) {
-    std::memcpy(to.data(), from.data(), bytes);
+void detail::copy_cold(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  if (bytes <= memory::longest_stream) {
+    memory::stream_copy(memory::copy_variants().front(), to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
   }
 }
 
