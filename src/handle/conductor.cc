@@ -126,9 +126,7 @@ std::shared_ptr<memory::Region> region_of(const Transfer& transfer, std::span<co
   if (pieces.size() != 1 || transfer.regions.empty()) return nullptr;
   const auto& region = transfer.regions.back();
   const Piece& piece = pieces.front();
-  const bool inside = piece.memory >= region->data() &&
-                      piece.memory + piece.bytes <= region->data() + region->bytes();
-  return inside ? region : nullptr;
+  return region->holds({piece.memory, piece.bytes}) ? region : nullptr;
 }
 
 // What the requests of a run are made of. Through the page cache it is single pages all the same.

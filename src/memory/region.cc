@@ -196,11 +196,8 @@ std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   const std::lock_guard lock(registry().mutex);
   auto after = registry().listed.upper_bound(bytes.data());
   if (after == registry().listed.begin()) return nullptr;
-  const std::shared_ptr<Region> region = std::prev(after)->second.region.lock();
-  if (region == nullptr) return nullptr;
-  const auto skipped = static_cast<std::size_t>(bytes.data() - region->data());
-  const bool inside = skipped < region->bytes() && bytes.size() <= region->bytes() - skipped;
-  return inside ? region : nullptr;
+  std::shared_ptr<Region> region = std::prev(after)->second.region.lock();
+  return region != nullptr && region->holds(bytes) ? region : nullptr;
 }
 
 std::uint64_t ended_regions() noexcept { return registry().ended.load(std::memory_order_acquire); }

@@ -31,6 +31,12 @@ class Region {
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }  // as asked
+  // Whether all of `bytes` are in it.
+  [[nodiscard]] bool holds(std::span<const std::byte> bytes) const noexcept {
+    const auto skipped =
+        reinterpret_cast<std::uintptr_t>(bytes.data()) - reinterpret_cast<std::uintptr_t>(data_);
+    return skipped < bytes_ && bytes.size() <= bytes_ - skipped;
+  }
   [[nodiscard]] std::span<std::byte> mapped() const noexcept { return {data_, mapped_bytes_}; }
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }  // never used twice
   [[nodiscard]] const std::string& lock_reason() const noexcept { return lock_reason_; }
