@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "handle/handle_fixture.h"
+#include "memory/region.h"
 #include "support/child.h"
+#include "support/faulty_system.h"
 
 namespace tensorferry::handle {
 namespace {
@@ -165,6 +167,22 @@ TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_at_once_all_work) {
   if (GetParam() == EngineKind::io_uring && stats.fallbacks > 0) {
     EXPECT_NE(stats.fallback_reasons.front().find("registered"), std::string::npos);
   }
+}
+
+TEST(HugePages, memory_without_them_is_told_of_once_for_each_ring) {
+  const support::TempDir dir;
+  support::write_whole_file(dir.file("data"), support::pattern(4 * MiB, 0, 1));
+  support::FaultySystem refuses;
+  refuses.add({.call = support::Call::advise, .error = EINVAL});
+  const auto region = memory::Region::create(4 * MiB, refuses).or_throw();
+  memory::list_region(region, KnownToCuda::yes);
+  Handle handle({.engine = EngineKind::io_uring, .workers = 1});
+  for (int i = 0; i < 3; ++i) handle.read(region->mapped(), dir.file("data")).wait();
+  memory::unlist_region(*region);
+  EXPECT_EQ(support::pattern_fault(region->mapped(), 0, 1), "");
+  const Stats stats = handle.stats();
+  ASSERT_EQ(stats.fallbacks, 1U);
+  EXPECT_NE(stats.fallback_reasons.front().find("huge pages"), std::string::npos);
 }
 
 // Many buffers, used by two handles and freed in random order while both are busy.

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/alignment.h"
 #include "base/errno_name.h"
 
 namespace tensorferry::handle {
@@ -46,6 +47,10 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
     ledger_.note_fallback(
         "page-locked memory could not be registered with the ring (" + errno_name(refused) +
         "); it works unregistered; for ENOMEM raise the memlock limit (ulimit -l)");
+  }
+  if (region->bytes() >= huge_page_bytes && !region->huge_page_reason().empty()) {
+    ledger_.note_fallback("page-locked memory is not all of huge pages, and slower: " +
+                          region->huge_page_reason());
   }
   region->mark_registered();
   return entry;
