@@ -79,6 +79,33 @@ def test_buffers_do_not_change_the_numbers(tmp_path, count, size, way):
     ours.close()
 
 
+class Watched:
+    """A SwapSpace that notes for what its users wait while they wait for room."""
+
+    def __init__(self, space):
+        self.space, self.waits = space, []
+
+    def __getattr__(self, name):
+        return getattr(self.space, name)
+
+    def take(self, *arguments, until=None):
+        self.waits.append(until)
+        return self.space.take(*arguments, until=until)
+
+
+def test_a_step_waits_for_room_and_for_its_states_at_once(tmp_path):
+    """The next reads begin as soon as writes give buffers back, not when the states have come."""
+    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(8)]
+    run = pair(tmp_path, params=params, own=dict(buffer_count=2, buffer_bytes=8 * MiB))
+    mine, ours, theirs, reference = run
+    train(*run, steps=2)
+    watched = ours._space = Watched(ours._space)
+    train(*run, steps=1)
+    assert any(wait is not None for wait in watched.waits), watched.waits
+    ours._space = watched.space
+    ours.close()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_parameter_that_is_cut_is_stepped_as_a_whole(tmp_path, threads):
     """At sizes where torch uses several threads, and with pieces of several sizes."""
