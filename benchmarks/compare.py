@@ -254,12 +254,13 @@ def main() -> int:
     rows = [row for row in rows if row.pairs]
     if rows:
         print(page.text_table(results.HEAD, results.table(rows), results.NUMBERS))
-    for name, reason in (peers.missing | failed).items():
+    left_out = {name: why for curve in drawn for name, why in curve.left_out.items()}
+    for name, reason in (peers.missing | left_out | failed).items():
         print(f"not measured: {name}: {reason}")
     if not rows:
         return 130 if interrupted else 1
     print(results.summary(rows))
-    found = results.write(rows, drawn, bench, peers, facts, failed, options)
+    found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options)
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     whole = not options.rows and not interrupted
     if before and results.against(before, found, whole):

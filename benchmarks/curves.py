@@ -6,12 +6,12 @@ that each sees the whole span of time; a point is the median of its rounds.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
+import machine
 from bench import Bench
 from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
 from pairs import Target
@@ -36,6 +36,7 @@ class Curve:
     x_text: Callable[[int], str] = str
     taken: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     picture: bool = True  # all lines have the same unit
+    left_out: dict[str, str] = field(default_factory=dict)  # points, and why
 
     def measure(self, rounds: int, say: Callable[[str], None]) -> None:
         for number in range(rounds):
@@ -58,8 +59,8 @@ class Curve:
 
 
 def memory_for_one() -> int:
-    """How large a tensor may be that is held in memory here."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """How large a tensor may be that is held in memory here: half of what is to be had."""
+    return machine.available_memory_bytes() // 2
 
 
 def passes(size: int) -> int:
@@ -104,6 +105,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
         point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
         return fio_large(file, point, "read", size, passes(size)).gb_per_second
 
+    longest = GIB if quick else memory_for_one()
     return [
         Curve(
             "Queue depth, blocks of 1 MiB, read of 256 MiB",
@@ -140,13 +142,18 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
             "Size of one tensor, one read at a time",
             "bytes",
             "GB/s",
-            tuple(size for size in SIZES if size <= (GIB if quick else memory_for_one())),
+            tuple(size for size in SIZES if size <= longest),
             {
                 "page-locked": partial(by_size, memory="pinned"),
                 "ordinary memory": partial(by_size, memory="ordinary"),
                 "fio, psync up to 1 MiB": fio_by_size,
             },
             x_text=size_text,
+            left_out={
+                f"one tensor of {size_text(size)}": f"{size_text(2 * size)} of memory must be free"
+                for size in SIZES
+                if size > longest and not quick
+            },
         ),
     ]
 

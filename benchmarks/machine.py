@@ -25,6 +25,11 @@ def field(path: str, name: str) -> str:
     return ""
 
 
+def available_memory_bytes() -> int:
+    """What can be had without swapping, the page cache included."""
+    return int(field("/proc/meminfo", "MemAvailable").split()[0]) * 1024
+
+
 def mount_of(folder: Path) -> tuple[str, str]:
     """Type and options of the file system that holds a folder."""
     best, found = "", ("unknown", "")

@@ -106,14 +106,14 @@ def write(
     bench: Bench,
     peers: Peers,
     facts: dict[str, str],
-    failed: dict[str, str],
+    not_measured: dict[str, str],
     options: Namespace,
 ) -> dict[str, Any]:
     """Writes all files and returns what the JSON holds."""
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     found = as_json(rows, curves, bench, peers, facts)
-    found |= {"failed": failed, "quick": options.quick}
+    found |= {"failed": not_measured, "quick": options.quick}
     text = json.dumps(found, indent=1)
     (output / "compare.json").write_text(text + "\n")
     markdown = page.markdown_table(HEAD, table(rows))
@@ -142,8 +142,8 @@ def write(
     ]
     if peers.missing:
         sections.append(("Peers that cannot be had here", page.facts_list(peers.missing)))
-    if failed:
-        sections.append(("Not measured", page.facts_list(failed)))
+    if not_measured:
+        sections.append(("Not measured", page.facts_list(not_measured)))
     lead = f"{found['date']}; {summary(rows)}."
     page.write(output / "compare.html", "tensorferry, side by side", lead, sections)
     return found

@@ -6,6 +6,7 @@ standard input; what it measured is a line of JSON on standard output. Used by c
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import resource
@@ -93,15 +94,29 @@ class Jobs:
             self.handle.free_cpu_locked_tensor(tensor)
         return {"memory_bytes": taken / count}
 
-    def path(self, file: str, size: int, file_bytes: int, count: int, seed: int) -> dict:
-        """Synchronous reads by path at random offsets."""
+    def path(
+        self, file: str, size: int, file_bytes: int, count: int, seed: int, bare: bool = False
+    ) -> dict:
+        """Synchronous reads by path at random offsets; `bare`: Python's own system calls instead,
+        into memory that needs no copy."""
         tensor = torch.empty(size, dtype=torch.uint8)
+        pages = mmap.mmap(-1, size)
+
+        def bare_read(offset: int) -> None:
+            descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
+            os.preadv(descriptor, [pages], offset)
+            os.close(descriptor)
+
+        def read(offset: int) -> None:
+            self.handle.sync_pread(tensor, file, offset)
+
+        call = bare_read if bare else read
         dice = random.Random(seed)
         offsets = [dice.randrange(file_bytes // size) * size for _ in range(count)]
         times = []
         for offset in offsets:
             start = time.perf_counter_ns()
-            self.handle.sync_pread(tensor, file, offset)
+            call(offset)
             times.append(time.perf_counter_ns() - start)
         return {"call_us_median": statistics.median(times) / 1000}
 

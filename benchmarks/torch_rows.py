@@ -77,6 +77,17 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
     )
     rows.append(
         Row(
+            "synchronous read by path from Python, 4 KiB / os.open, os.preadv and os.close",
+            "us",
+            None,
+            partial(small, ours, "path", **by_path),
+            partial(small, ours, "path", **by_path, bare=True),
+            call,
+            peer="torch",
+        )
+    )
+    rows.append(
+        Row(
             "10,000 tensors of 4 to 64 KiB, one call / DeepSpeed one by one",
             "GB/s",
             Target(5.0, at_least=True),

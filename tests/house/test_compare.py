@@ -1,6 +1,7 @@
 """`make compare`: what it calls even, held and fallen. The figures themselves are not tests."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench  # noqa: E402
 import compare  # noqa: E402
+import curves  # noqa: E402
 import page  # noqa: E402
+import publish  # noqa: E402
 import results  # noqa: E402
 from job_process import JobProcess  # noqa: E402
 from jobs import Ferry, FioPoint, JobFailed, Sample  # noqa: E402
@@ -213,3 +216,47 @@ def test_every_kind_of_our_own_jobs_runs(build_dir, tmp_path):
     assert ferry.new_files(tmp_path / "new", size, 2).gb_per_second > 0
     assert ferry.calls(file, "sync", 4096, size, 10, "pinned", 1).call_us_median > 0
     assert ferry.calls(file, "path", 4096, size, 10, "ordinary", 1).call_us_median > 0
+
+
+def test_a_size_that_memory_cannot_hold_is_said_to_be_left_out(monkeypatch):
+    def by_size(quick):
+        return curves.curves(argparse.Namespace(read_file=None), quick)[-1]
+
+    monkeypatch.setattr(curves.machine, "available_memory_bytes", lambda: 9 << 30)
+    assert by_size(quick=False).left_out == {
+        "one tensor of 8 GiB": "16 GiB of memory must be free"
+    }
+    assert max(by_size(quick=False).points) == 1 << 30
+    assert not by_size(quick=True).left_out
+    monkeypatch.setattr(curves.machine, "available_memory_bytes", lambda: 20 << 30)
+    assert not by_size(quick=False).left_out
+    assert max(by_size(quick=False).points) == 8 << 30
+
+
+RUN = {
+    "date": "today",
+    "rows": [
+        {"name": "a / b", "unit": "GB/s", "target": ">= 1", "ratio": 2.0, "low": 1.5, "high": 2.5,
+         "verdict": "holds", "pairs": [[2.0, 1.0], [4.0, 2.0], [3.0, 1.5]]},
+    ],
+    "curves": [{"title": "T", "unit": "GB/s", "bytes": [4096, 8192], "lines": {"x": [1.0, 2.5]}}],
+}
+
+
+def test_a_run_is_taken_into_the_page_where_its_rows_stand():
+    rows = "| h |\n| - |\n| a / b |\n| gone / b | 1 |"
+    curve = "| bytes | x, GB/s |\n| - | - |\n| 1 | 1 |"
+    assert publish.with_results(f"words\n\n{rows}\n\n{curve}", RUN).split("\n") == [
+        "words", "", "| h |", "| - |",
+        "| a / b | 3 | 1.5 | GB/s | 2.000 | 1.500 to 2.500 | >= 1 | holds |", "",
+        "| bytes | x, GB/s |", "| - | - |", "| 4 KiB | 1 |", "| 8 KiB | 2.5 |",
+    ]
+    with pytest.raises(SystemExit, match="a / b"):
+        publish.with_results("no table", RUN)
+    assert json.loads(publish.compact(RUN)) == RUN
+
+
+def test_the_page_shows_the_run_that_is_kept():
+    run = json.loads(publish.RESULTS.read_text())
+    shown = publish.PAGE.read_text()
+    assert publish.with_results(shown, run) == shown

@@ -1,0 +1,111 @@
+"""Takes a run of compare.py into the documents: benchmarks/results.json, and the tables and
+pictures of docs/performance.md.
+
+    python benchmarks/publish.py build/reports
+
+A row that the page has is written anew where it stands; one that the run did not measure goes; for
+a new one put a line with its name, "| name |", where it shall stand. What the page says in words is
+not touched: read it again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from jobs import ROOT, size_text
+
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "benchmarks" / "results.json"
+PICTURES = ROOT / "docs" / "pictures"
+X_TEXTS = {"block": size_text, "bytes": size_text, "operations": "{:,}".format}
+
+
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def name_of(text: str) -> str:
+    """The first cell of a line of a table; empty for any other line."""
+    return text[2:].split(" |", 1)[0] if text.startswith("| ") else ""
+
+
+def row_line(row: dict[str, Any]) -> str:
+    ours, other = (median(pair[side] for pair in row["pairs"]) for side in (0, 1))
+    return line(
+        [
+            row["name"],
+            f"{ours:.4g}",
+            f"{other:.4g}",
+            row["unit"],
+            f"{row['ratio']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}",
+            row["target"],
+            row["verdict"],
+        ]
+    )
+
+
+def curve_lines(curve: dict[str, Any], x_name: str) -> list[str]:
+    text = X_TEXTS.get(x_name, str)
+    lines = curve["lines"].values()
+    return [
+        line([text(x), *(f"{values[number]:.3g}" for values in lines)])
+        for number, x in enumerate(curve[x_name])
+    ]
+
+
+def with_results(page: str, results: dict[str, Any]) -> str:
+    """The page with the figures of the run. Fails with the names of rows that have no place."""
+    rows = {row["name"]: row for row in results["rows"]}
+    curves = {key: c for c in results["curves"] for key in c.keys() - {"title", "unit", "lines"}}
+    written: list[str] = []
+    for block in page.split("\n\n"):
+        lines = block.split("\n")
+        names = [name_of(text) for text in lines]
+        if names[0] in curves:
+            lines = lines[:2] + curve_lines(curves[names[0]], names[0])
+        elif rows.keys() & set(names):
+            lines = lines[:2] + [row_line(rows.pop(name)) for name in names[2:] if name in rows]
+        written.append("\n".join(lines))
+    if rows:
+        raise SystemExit(f"{PAGE}: no table has a line for: {'; '.join(rows)}")
+    return "\n\n".join(written)
+
+
+def without_folder(text: str) -> str:
+    """Paths as from the root of the repository."""
+    return text.replace(f"{ROOT}/", "")
+
+
+def compact(results: dict[str, Any]) -> str:
+    """JSON with one line per pair of brackets that holds numbers only."""
+    rows = [json.dumps(row) for row in results["rows"]]
+    curves = [json.dumps(curve) for curve in results["curves"]]
+    rest = {key: value for key, value in results.items() if key not in ("rows", "curves")}
+    head = json.dumps(rest, indent=1)[:-2]
+    return (
+        head
+        + ',\n "rows": [\n  '
+        + ",\n  ".join(rows)
+        + '\n ],\n "curves": [\n  '
+        + ",\n  ".join(curves)
+        + "\n ]\n}\n"
+    )
+
+
+def main() -> None:
+    reports = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "reports"
+    results = json.loads(without_folder((reports / "compare.json").read_text()))
+    PAGE.write_text(with_results(PAGE.read_text(), results))
+    RESULTS.write_text(compact(results))
+    for picture in reports.glob("compare-*.svg"):
+        shutil.copy(picture, PICTURES)
+
+
+if __name__ == "__main__":
+    main()
