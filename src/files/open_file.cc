@@ -52,20 +52,6 @@ std::string parent_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Opens a file without waiting for the other end of what turns out to be a FIFO (-ENXIO if nobody
-// reads it). To look at its kind first would cost as much as the open itself.
-int open_at_once(os::System& system, const char* path, int flags) {
-  const int fd = system.open(path, flags | O_NONBLOCK | O_NOCTTY, 0666);
-  // Somebody holds a lease on the file and has to give it up first.
-  if (fd == -EWOULDBLOCK) return system.open(path, flags | O_NOCTTY, 0666);
-  if (fd < 0) return fd;
-  // io_uring would take the flag as "rather fail than wait".
-  const int cleared = system.set_flags(fd, flags & O_DIRECT);
-  if (cleared == 0) return fd;
-  system.close(fd);
-  return cleared;
-}
-
 }  // namespace
 
 OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
@@ -86,15 +72,6 @@ Error OpenFile::failure(const char* operation, int code) const {
                 .hint = hint_for(code, writable())});
 }
 
-Error OpenFile::not_a_file() const {
-  return Error({.operation = "open",
-                .path = path_,
-                .offset = {},
-                .length = {},
-                .code = EINVAL,
-                .hint = "neither a regular file nor a block device"});
-}
-
 bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
 bool OpenFile::writable() const noexcept { return open_flags_ != O_RDONLY; }
 
@@ -111,18 +88,24 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "the path holds a NUL character"});
   }
 
+  // Opening a FIFO would block, so its kind is looked at first.
+  struct statx facts{};
+  if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
+      !S_ISBLK(facts.stx_mode)) {
+    if (S_ISDIR(facts.stx_mode)) return file->failure("open", EISDIR);
+    return Error({.operation = "open",
+                  .path = path,
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "neither a regular file nor a block device"});
+  }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
-  bool direct = true;
-  int fd = open_at_once(system, path.c_str(), common | O_DIRECT);
+  int fd = system.open(path.c_str(), common | O_DIRECT, 0666);
+  const bool direct = fd >= 0;
   if (fd == -EINVAL) {
     file->direct_reason_ = "the file system refuses O_DIRECT";
-    direct = false;
-    fd = open_at_once(system, path.c_str(), common);
-  }
-  if (struct statx facts{}; fd == -ENXIO &&
-                            system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 &&
-                            !S_ISBLK(facts.stx_mode)) {
-    return file->not_a_file();
+    fd = system.open(path.c_str(), common, 0666);
   }
   if (fd < 0) return file->failure("open", -fd);
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
@@ -178,7 +161,14 @@ Status OpenFile::adopt(int fd, bool direct) {
   const unsigned mask = STATX_TYPE | STATX_DIOALIGN;
   if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
   if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
-  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) return not_a_file();
+  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
+    return Error({.operation = "open",
+                  .path = path_,
+                  .offset = {},
+                  .length = {},
+                  .code = EINVAL,
+                  .hint = "neither a regular file nor a block device"});
+  }
   regular_ = S_ISREG(facts.stx_mode);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
                      : &device_of(facts.stx_rdev_major, facts.stx_rdev_minor);

@@ -59,7 +59,6 @@ class OpenFile {
   [[nodiscard]] Status learn_alignment(const struct statx& facts);
   [[nodiscard]] Result<int> reopen(int extra_flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
-  [[nodiscard]] Error not_a_file() const;
 
   os::System& system_;
   std::string path_;

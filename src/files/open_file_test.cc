@@ -11,10 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -113,7 +110,6 @@ TEST_F(OpenFileTest, an_existing_file_keeps_its_bytes) {
     EXPECT_EQ(file.size(), 10'000U);
     EXPECT_EQ(file.opened()->readable(), access != Access::write);
     EXPECT_EQ(file.opened()->writable(), access != Access::read);
-    EXPECT_EQ(::fcntl(file.opened()->main_fd(), F_GETFL) & O_NONBLOCK, 0) << "io_uring would fail";
   }
   EXPECT_EQ(support::pattern_fault(support::read_whole_file(path), 0, 1), "");
 }
@@ -241,26 +237,6 @@ TEST_F(OpenFileTest, a_fifo_and_a_socket_are_refused_and_nobody_waits) {
       },
       std::chrono::seconds(30));
   ::unlink(address.sun_path);
-  EXPECT_TRUE(result.passed()) << result;
-}
-
-TEST_F(OpenFileTest, a_file_under_a_lease_is_waited_for) {
-  const std::string path = make_file("data");
-  const auto result = support::run_in_child([&]() -> std::string {
-    ::signal(SIGIO, SIG_IGN);  // how the kernel tells that somebody wants the file
-    const Descriptor holder(path, O_RDONLY);
-    if (::fcntl(holder.number(), F_SETLEASE, F_RDLCK) != 0) return "no lease was to be had";
-    std::atomic<bool> given_up{false};
-    std::thread later([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      given_up = true;
-      ::fcntl(holder.number(), F_SETLEASE, F_UNLCK);
-    });
-    const File file = File::open(path, Access::write);
-    const bool waited = given_up;
-    later.join();
-    return waited ? "" : "opened while somebody else had a lease on it";
-  });
   EXPECT_TRUE(result.passed()) << result;
 }
 
