@@ -32,7 +32,7 @@ from offload_rows import offload_rows
 from peer_rows import import_rows, peer_rows
 from peers import PeerMissing, Peers
 from progress import Progress
-from rows import Row
+from rows import OURS, Row
 from torch_rows import torch_rows
 
 # More than this used by others disturbs a pair.
@@ -233,7 +233,7 @@ def main() -> int:
             print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")
             return 0 if rows else 2
         check_room(options)
-        of_peers = {row.name for row in rows if row.peer}  # they may fail: it is said
+        of_peers = {row.name for row in rows if row.peer}  # the peer may fail: it is said
         facts = facts_of(Path(folder), options)
         try:
             bench.calibration = stored_calibration(options, before, facts)
@@ -260,12 +260,13 @@ def main() -> int:
     if not rows:
         return 130 if interrupted else 1
     print(results.summary(rows))
-    found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options)
-    print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     whole = not options.rows and not interrupted
+    found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options, whole)
+    print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     if before and results.against(before, found, whole):
         return 3
-    return 130 if interrupted else 1 if failed.keys() - of_peers else 0
+    wrong = [n for n, why in failed.items() if n not in of_peers or why.startswith(OURS)]
+    return 130 if interrupted else 1 if wrong else 0
 
 
 if __name__ == "__main__":

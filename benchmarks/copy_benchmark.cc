@@ -84,27 +84,31 @@ struct Pairs {
   std::vector<double> plain_seconds, our_seconds, ratios;  // per copy
 };
 
-using Copy = void (*)(std::span<std::byte> to, std::span<const std::byte> from);
-
-void plain_copy(std::span<std::byte> to, std::span<const std::byte> from) {
-  std::memcpy(to.data(), from.data(), to.size());
-}
+// Types, not pointers: both sides are called directly.
+struct PlainCopy {
+  void operator()(std::span<std::byte> to, std::span<const std::byte> from) const {
+    std::memcpy(to.data(), from.data(), to.size());
+  }
+};
 
 // The limit of every copy to cold memory: what the processor can write past its caches.
-void stores_alone(std::span<std::byte> to, std::span<const std::byte> from) {
+struct StoresAlone {
+  void operator()(std::span<std::byte> to, std::span<const std::byte> from) const {
 #if defined(__x86_64__)
-  const auto value = _mm_set1_epi8(static_cast<char>(from[0]));
-  for (std::size_t at = 0; at + 16 <= to.size(); at += 16) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to.data() + at), value);
-  }
-  _mm_sfence();
+    const auto value = _mm_set1_epi8(static_cast<char>(from[0]));
+    for (std::size_t at = 0; at + 16 <= to.size(); at += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to.data() + at), value);
+    }
+    _mm_sfence();
 #else
-  std::memset(to.data(), static_cast<int>(from[0]), to.size());
+    std::memset(to.data(), static_cast<int>(from[0]), to.size());
 #endif
-}
+  }
+};
 
+template <class Plain = PlainCopy>
 Pairs measure(const Arenas& arenas, const Situation& situation, Destination told, std::size_t bytes,
-              unsigned pairs, Copy plain = plain_copy) {
+              unsigned pairs, Plain plain = {}) {
   Walk from(arenas.source.get(), situation.source, bytes);
   Walk to(arenas.destination.get(), situation.destination, bytes);
   const auto ours = [told](std::span<std::byte> t, std::span<const std::byte> f) {
@@ -186,6 +190,6 @@ int main(int argument_count, char** arguments) {
     std::fprintf(stderr, "copy_benchmark: BYTES is 1 to %zu\n", arena_bytes);
     return 2;
   }
-  const Copy other = argument_count > 6 ? stores_alone : plain_copy;
-  print_json(measure(arenas, situation, told, bytes, pairs, other));
+  print_json(argument_count > 6 ? measure(arenas, situation, told, bytes, pairs, StoresAlone{})
+                                : measure(arenas, situation, told, bytes, pairs, PlainCopy{}));
 }

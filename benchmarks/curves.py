@@ -70,6 +70,7 @@ def passes(size: int) -> int:
 
 def curves(bench: Bench, quick: bool) -> list[Curve]:
     file = bench.read_file
+    long_file = file.with_name("sizes.bin")  # that of the pairs stays as it is
 
     def workers(memory: str) -> Callable[[int], float]:
         def take(count: int) -> float:
@@ -96,14 +97,14 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
             sample = bench.ferry.calls(file, "sync", size, GIB, passes(size), memory, 1)
             return size / 1e3 / sample.call_us_mean
         words = ("--memory", memory)
-        return bench.ferry.large(file, "read", size, passes(size), *words).gb_per_second
+        return bench.ferry.large(long_file, "read", size, passes(size), *words).gb_per_second
 
     def fio_by_size(size: int) -> float:
         if size <= MIB:
             return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
         best = bench.best_point("read", bench.large)
         point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
-        return fio_large(file, point, "read", size, passes(size)).gb_per_second
+        return fio_large(long_file, point, "read", size, passes(size)).gb_per_second
 
     longest = GIB if quick else memory_for_one()
     return [

@@ -180,7 +180,8 @@ def shape_rows(bench: Bench) -> list[Row]:
     odd = ("--offset", "7", "--memory", "ordinary")
 
     def queue() -> Sample:
-        report = bench.ferry.queue(bench.read_file, GIB, QUEUE_COUNT, 1)
+        bench.seed += 1
+        report = bench.ferry.queue(bench.read_file, GIB, QUEUE_COUNT, 1, bench.seed)
         return Sample(gb_per_second=report["gb_per_second"])
 
     rows = [

@@ -86,7 +86,10 @@ def run(command: list[str]) -> Any:
     begin = done.stdout.find("{")
     if done.returncode != 0 or begin < 0:
         raise JobFailed(f"{' '.join(command)}: {said}")
-    return json.loads(done.stdout[begin:])
+    try:
+        return json.loads(done.stdout[begin:])
+    except json.JSONDecodeError as error:
+        raise JobFailed(f"{' '.join(command)}: no JSON: {said}") from error
 
 
 def remove(paths: list[Path]) -> None:
@@ -263,11 +266,14 @@ class Ferry:
             engine=report["engine"],
         )
 
-    def queue(self, file: Path, file_bytes: int, count: int, repeat: int) -> dict[str, Any]:
+    def queue(
+        self, file: Path, file_bytes: int, count: int, repeat: int, seed: int = 1
+    ) -> dict[str, Any]:
         """Reads of 4 KiB at random offsets, 64 at a time; all that the job says."""
         report: dict[str, Any] = run(
             [str(self.program), "--file", str(file), "--mode", "queue", "--bytes", "4K"]
             + ["--file-bytes", str(file_bytes), "--count", str(count), "--repeat", str(repeat)]
+            + ["--seed", str(seed)]
         )
         return report
 
@@ -294,10 +300,14 @@ class Ferry:
             texts = [process.communicate(timeout=JOB_SECONDS_MAX)[0] for process in running]
         except subprocess.TimeoutExpired as error:
             raise JobFailed(f"two processes: not done after {JOB_SECONDS_MAX} s") from error
+        except BrokenPipeError as error:
+            raise JobFailed("two processes: one ended before it began") from error
         finally:
             for process in running:
                 process.kill()
                 process.wait()
+        if any(process.returncode != 0 for process in running):
+            raise JobFailed(f"two processes: ended with {[p.returncode for p in running]}")
         ends = [json.loads(text)["end_ns"] for text in texts]
         seconds = (max(ends) - begin_ns) / 1e9
         return Sample(gb_per_second=2 * size * repeat / 1e9 / seconds, engine="processes")

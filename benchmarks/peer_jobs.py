@@ -217,31 +217,40 @@ class Tensornvme:
     """Keeps a file of its own and knows tensors by their identity. What is written gives up its
     memory and gets new when it is read."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, _path: str) -> None:
         import tensornvme
 
-        self.folder = f"{path}.tensornvme"
-        self.offloader = tensornvme.DiskOffloader(self.folder, n_entries=64, backend="uring")
+        self.make = tensornvme.DiskOffloader
+        self.offloaders: dict[str, Any] = {}
         self.tensors: dict[str, list[Any]] = {}
+
+    def before_save(self, path: str) -> None:
+        """A new file: what is not read again never leaves the old one, which goes with its
+        offloader."""
+        self.offloaders.pop(path, None)
+        self.tensors.pop(path, None)
+        folder = f"{path}.tensornvme"
+        self.offloaders[path] = self.make(folder, n_entries=64, backend="uring")
 
     def save(self, path: str, tensors: list[Any]) -> None:
         self.tensors[path] = tensors
         for tensor in tensors:
-            self.offloader.async_write(tensor)
-        self.offloader.synchronize()
+            self.offloaders[path].async_write(tensor)
+        self.offloaders[path].synchronize()
         for file in self.files(path):
             fsync(file)
 
     def load(self, path: str, _sizes: list[int]) -> None:
         for tensor in self.tensors[path]:
-            self.offloader.async_read(tensor)
-        self.offloader.synchronize()
+            self.offloaders[path].async_read(tensor)
+        self.offloaders[path].synchronize()
 
     def after_load(self, path: str) -> None:
         self.save(path, self.tensors[path])
 
-    def files(self, _path: str) -> list[str]:
-        return [os.path.join(self.folder, name) for name in os.listdir(self.folder)]
+    def files(self, path: str) -> list[str]:
+        folder = f"{path}.tensornvme"
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
 
 
 class Kvikio:
@@ -307,7 +316,8 @@ class Jobs:
         tensors = self.tensors(sizes)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-            os.sync()
+        getattr(self.side, "before_save", lambda _path: None)(path)
+        os.sync()
         start = time.perf_counter()
         self.side.save(path, tensors)
         seconds = time.perf_counter() - start

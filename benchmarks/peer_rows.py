@@ -76,7 +76,8 @@ def import_time(python: Path, module: str) -> Sample:
             command, capture_output=True, text=True, env=os.environ | env, check=False
         )
         if done.returncode != 0:
-            raise JobFailed(f"import {module}: {done.stderr.strip().splitlines()[-1]}")
+            said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+            raise JobFailed(f"import {module}: {said[-1]}")
     return Sample(repetition_seconds=float(done.stdout.split()[-1]))
 
 

@@ -3,9 +3,9 @@ pictures of docs/performance.md.
 
     python benchmarks/publish.py build/reports
 
-A row that the page has is written anew where it stands; one that the run did not measure goes; for
-a new one put a line with its name, "| name |", where it shall stand. What the page says in words is
-not touched: read it again.
+A row that the page has is written anew where it stands; one that the run did not measure goes, and
+is named; for a new one put a line with its name, "| name |", where it shall stand. What the page
+says in words is not touched: read it again.
 """
 
 from __future__ import annotations
@@ -59,21 +59,32 @@ def curve_lines(curve: dict[str, Any], x_name: str) -> list[str]:
     ]
 
 
+def check_head(head: str, curve: dict[str, Any]) -> None:
+    shown = [cell.strip().removesuffix(f", {curve['unit']}") for cell in head.split("|")[2:-1]]
+    if shown != list(curve["lines"]):
+        raise SystemExit(f"{PAGE}: {curve['title']} has the lines {list(curve['lines'])}")
+
+
 def with_results(page: str, results: dict[str, Any]) -> str:
     """The page with the figures of the run. Fails with the names of rows that have no place."""
     rows = {row["name"]: row for row in results["rows"]}
     curves = {key: c for c in results["curves"] for key in c.keys() - {"title", "unit", "lines"}}
     written: list[str] = []
+    gone: list[str] = []
     for block in page.split("\n\n"):
         lines = block.split("\n")
         names = [name_of(text) for text in lines]
         if names[0] in curves:
+            check_head(lines[0], curves[names[0]])
             lines = lines[:2] + curve_lines(curves[names[0]], names[0])
         elif rows.keys() & set(names):
+            gone += [name for name in names[2:] if name not in rows]
             lines = lines[:2] + [row_line(rows.pop(name)) for name in names[2:] if name in rows]
         written.append("\n".join(lines))
     if rows:
         raise SystemExit(f"{PAGE}: no table has a line for: {'; '.join(rows)}")
+    for name in gone:
+        print(f"not measured, and gone from the page: {name}")
     return "\n\n".join(written)
 
 
@@ -101,6 +112,8 @@ def compact(results: dict[str, Any]) -> str:
 def main() -> None:
     reports = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "reports"
     results = json.loads(without_folder((reports / "compare.json").read_text()))
+    if results["quick"] or not results["whole"]:
+        raise SystemExit("only a whole run of `make compare` can be shown: no QUICK=1, no --rows")
     PAGE.write_text(with_results(PAGE.read_text(), results))
     RESULTS.write_text(compact(results))
     for picture in reports.glob("compare-*.svg"):

@@ -108,20 +108,23 @@ def write(
     facts: dict[str, str],
     not_measured: dict[str, str],
     options: Namespace,
+    whole: bool,
 ) -> dict[str, Any]:
     """Writes all files and returns what the JSON holds."""
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     found = as_json(rows, curves, bench, peers, facts)
-    found |= {"failed": not_measured, "quick": options.quick}
+    found |= {"failed": not_measured, "quick": options.quick, "whole": whole}
     text = json.dumps(found, indent=1)
     (output / "compare.json").write_text(text + "\n")
     markdown = page.markdown_table(HEAD, table(rows))
     sections = [("Results", page.table(HEAD, table(rows), NUMBERS))]
+    for old in output.glob("compare-*.svg"):
+        old.unlink()
     chart = ratio_chart(rows)
     sections.append(("Every pair", page.paragraph(CHART_TEXT) + chart))
     (output / "compare-ratios.svg").write_text(page.picture(chart))
-    for number, curve in enumerate(curves, 1):
+    for curve in curves:
         head, lines = curve.table()
         markdown += f"\n{curve.title}:\n\n" + page.markdown_table(head, lines)
         drawing = ""
@@ -129,7 +132,8 @@ def write(
             values = {n: [curve.value(n, p) for p in curve.points] for n in curve.lines}
             texts = [curve.x_text(point) for point in curve.points]
             drawing = page.line_chart(curve.x_name, curve.unit, texts, values)
-            (output / f"compare-curve-{number}.svg").write_text(page.picture(drawing))
+            file = f"compare-{curve.x_name.replace(' ', '-')}.svg"
+            (output / file).write_text(page.picture(drawing))
         table_html = page.table(head, lines, tuple(range(1, len(head))))
         sections.append((curve.title, drawing + table_html))
     (output / "compare.md").write_text(markdown)

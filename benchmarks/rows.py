@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jobs import Sample
+from jobs import JobFailed, Sample
 from pairs import Figure, Target, figure
+
+OURS = "our side: "  # begins the reason where it was our own job that failed
 
 # Units of which more is better; less of all others.
 MORE_IS_BETTER = ("GB/s",)
@@ -30,12 +32,18 @@ class Row:
     def take(self, ours_first: bool) -> None:
         """Adds a pair."""
         if ours_first:
-            ours = self.ours()
+            ours = self.take_ours()
             other = self.other()
         else:
             other = self.other()
-            ours = self.ours()
+            ours = self.take_ours()
         self.pairs.append((ours, other))
+
+    def take_ours(self) -> Sample:
+        try:
+            return self.ours()
+        except JobFailed as error:
+            raise JobFailed(f"{OURS}{error}") from error
 
     def values(self) -> list[tuple[float, float]]:
         return [self.value(ours, other) for ours, other in self.pairs]

@@ -57,7 +57,7 @@ class Jobs:
         """Kept from job to job, so that it is touched and its pages are known to the machine."""
         key = (size, memory)
         if key not in self.tensors:
-            self.tensors = {k: t for k, t in self.tensors.items() if k[0] + size <= 2 << 30}
+            self.give_back_all_but(memory)
             example = torch.empty(0, dtype=torch.uint8)
             if memory == "pinned":
                 self.tensors[key] = self.handle.new_cpu_locked_tensor(size, example)
@@ -66,17 +66,23 @@ class Jobs:
             self.tensors[key].fill_(1)
         return self.tensors[key]
 
+    def give_back_all_but(self, memory: str) -> None:
+        """The processes of all peers are there at the same time."""
+        for key in [key for key in self.tensors if key[1] != memory]:
+            tensor = self.tensors.pop(key)
+            if key[1] == "pinned":
+                self.handle.free_cpu_locked_tensor(tensor)
+
     def large(self, file: str, direction: str, size: int, repeat: int, memory: str) -> dict:
-        """Synchronous calls, one after the other through the file; two untimed ones go first."""
-        places = max(1, os.path.getsize(file) // size)
+        """Synchronous calls, one after the other, as fio makes them; two untimed ones go first."""
         tensor = self.tensor(size, memory)
         call = self.handle.sync_pread if direction == "read" else self.handle.sync_pwrite
         for _ in range(2):
             call(tensor, file, 0)
         before = resource.getrusage(resource.RUSAGE_SELF)
         start = time.perf_counter()
-        for number in range(repeat):
-            call(tensor, file, number % places * size)
+        for _ in range(repeat):
+            call(tensor, file, 0)
         seconds = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -136,6 +136,13 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   if (fd < 0) return file->failure("duplicate descriptor", -fd);
   const bool direct = (flags & O_DIRECT) != 0;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
+  if ((flags & O_NONBLOCK) != 0 && file->main_fd() == fd) {
+    // io_uring takes it as "rather fail than wait", and the flag is the caller's to clear.
+    if (const Result<int> waits = file->reopen(flags & O_DIRECT); waits.ok()) {
+      (direct ? file->direct_fd_ : file->buffered_fd_) = waits.value();
+      system.close(fd);
+    }
+  }
   if (!direct && file->direct_reason_.empty()) {
     // The caller's descriptor is buffered; large transfers want one that is not.
     if (Result<int> reopened = file->reopen(O_DIRECT); reopened.ok()) {

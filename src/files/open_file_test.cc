@@ -323,6 +323,21 @@ TEST_F(OpenFileTest, the_callers_descriptor_stays_open_and_unchanged) {
   EXPECT_EQ(::fcntl(callers.number(), F_GETFL), flags);
 }
 
+// io_uring would fail with EAGAIN where it has to wait.
+TEST_F(OpenFileTest, a_borrowed_descriptor_that_does_not_wait_stays_so_and_ours_waits) {
+  const std::string path = make_file("data");
+  const std::size_t before = open_descriptors();
+  for (const int direct : {0, O_DIRECT}) {
+    const Descriptor callers(path, O_RDWR | O_NONBLOCK | direct);
+    const File file = File::borrow(callers.number());
+    EXPECT_TRUE(file.direct());
+    EXPECT_EQ(::fcntl(file.opened()->direct_fd(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(::fcntl(file.opened()->buffered_fd().or_throw(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_NE(::fcntl(callers.number(), F_GETFL) & O_NONBLOCK, 0);
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
 TEST_F(OpenFileTest, a_file_without_a_name_can_be_borrowed) {
   const Descriptor callers(::memfd_create("nameless", 0));
   ASSERT_EQ(::ftruncate(callers.number(), 100), 0);

@@ -49,8 +49,8 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
         "); it works unregistered; for ENOMEM raise the memlock limit (ulimit -l)");
   }
   if (region->bytes() >= huge_page_bytes && !region->huge_page_reason().empty()) {
-    ledger_.note_fallback("page-locked memory is not all of huge pages, and slower: " +
-                          region->huge_page_reason());
+    ledger_.note_fallback(
+        "some page-locked memory is not of huge pages, and slower; its huge_page_reason says why");
   }
   region->mark_registered();
   return entry;

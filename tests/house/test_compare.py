@@ -136,7 +136,7 @@ def test_a_job_that_fails_costs_its_own_row_only():
     rows = compare.rehearse([bad, good, worse], peers, failed, Progress())
     assert rows == [bad, good]
     compare.measure(rows, {"good": 3, "bad": 3}, failed, Progress())
-    assert failed == {"worse": "it broke", "bad": "it broke"}
+    assert failed == {"worse": "it broke", "bad": "our side: it broke"}
     assert good.ratios() == [2.0, 2.0, 2.0]
 
 
@@ -220,7 +220,7 @@ def test_every_kind_of_our_own_jobs_runs(build_dir, tmp_path):
 
 def test_a_size_that_memory_cannot_hold_is_said_to_be_left_out(monkeypatch):
     def by_size(quick):
-        return curves.curves(argparse.Namespace(read_file=None), quick)[-1]
+        return curves.curves(argparse.Namespace(read_file=Path("x")), quick)[-1]
 
     monkeypatch.setattr(curves.machine, "available_memory_bytes", lambda: 9 << 30)
     assert by_size(quick=False).left_out == {
