@@ -330,8 +330,7 @@ TEST_F(OpenFileTest, a_borrowed_descriptor_that_does_not_wait_stays_so_and_ours_
   for (const int direct : {0, O_DIRECT}) {
     const Descriptor callers(path, O_RDWR | O_NONBLOCK | direct);
     const File file = File::borrow(callers.number());
-    EXPECT_TRUE(file.direct());
-    EXPECT_EQ(::fcntl(file.opened()->direct_fd(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(::fcntl(file.opened()->main_fd(), F_GETFL) & O_NONBLOCK, 0);
     EXPECT_EQ(::fcntl(file.opened()->buffered_fd().or_throw(), F_GETFL) & O_NONBLOCK, 0);
     EXPECT_NE(::fcntl(callers.number(), F_GETFL) & O_NONBLOCK, 0);
   }
