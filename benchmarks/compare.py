@@ -151,36 +151,38 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
     return [row for row in rows if re.search(options.rows, row.name)]
 
 
-def measure_all(
-    rows: list[Row],
+def pairs_wanted(rows: list[Row], options: argparse.Namespace) -> dict[str, int]:
+    for_target = options.pairs or (QUICK_PAIRS if options.quick else PAIRS)
+    for_others = options.pairs or (QUICK_PAIRS if options.quick else PAIRS_WITHOUT_TARGET)
+    return {row.name: for_target if row.target else for_others for row in rows}
+
+
+def draw(
     drawn: list[Curve],
     bench: Bench,
     options: argparse.Namespace,
     failed: dict[str, str],
     progress: Progress,
-) -> None:
-    """First what is drawn, then the pairs: whoever interrupts these has fewer, but of every row.
-    Adds the rows of a million operations."""
-    for_target = options.pairs or (QUICK_PAIRS if options.quick else PAIRS)
-    for_others = options.pairs or (QUICK_PAIRS if options.quick else PAIRS_WITHOUT_TARGET)
-    wanted = {row.name: for_target if row.target else for_others for row in rows}
-    paired = list(rows)
-    if not options.rows:
-        for curve in curves(bench, options.quick):
-            progress.step(curve.title)
-            try:
-                curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
-                drawn.append(curve)
-            except JobFailed as error:
-                failed[curve.title] = str(error)
-        progress.step("a million operations")
+) -> list[Row]:
+    """Measures what is drawn, before the processes of the peers are there and take their memory.
+    Returns the rows of a million operations, with their pairs."""
+    if options.rows:
+        return []
+    for curve in curves(bench, options.quick):
+        progress.step(curve.title)
         try:
-            flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
-            drawn.append(flat)
-            rows += flat_rows
+            curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
+            drawn.append(curve)
         except JobFailed as error:
-            failed["a million operations"] = str(error)
-    measure(paired, wanted, failed, progress)
+            failed[curve.title] = str(error)
+    progress.step("a million operations")
+    try:
+        flat, flat_rows = million(bench, 100_000 if options.quick else 1_000_000)
+    except JobFailed as error:
+        failed["a million operations"] = str(error)
+        return []
+    drawn.append(flat)
+    return flat_rows
 
 
 def facts_of(folder: Path, options: argparse.Namespace) -> dict[str, str]:
@@ -224,6 +226,7 @@ def main() -> int:
     progress = Progress()
     peers = Peers(progress)
     drawn: list[Curve] = []
+    flat_rows: list[Row] = []
     failed: dict[str, str] = {}
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compare-", dir=options.directory) as folder:
@@ -239,8 +242,9 @@ def main() -> int:
             bench.calibration = stored_calibration(options, before, facts)
             progress("preparing files")
             bench.prepare()
+            flat_rows = draw(drawn, bench, options, failed, progress)
             rows = rehearse(rows, peers, failed, progress)
-            measure_all(rows, drawn, bench, options, failed, progress)
+            measure(rows, pairs_wanted(rows, options), failed, progress)
         except JobFailed as error:  # before there is anything to report
             progress.end()
             print(f"a job failed: {error}", file=sys.stderr)
@@ -251,7 +255,7 @@ def main() -> int:
             for end in bench.at_end:
                 end()
         progress.end()
-    rows = [row for row in rows if row.pairs]
+    rows = [row for row in rows + flat_rows if row.pairs]
     if rows:
         print(page.text_table(results.HEAD, results.table(rows), results.NUMBERS))
     left_out = {name: why for curve in drawn for name, why in curve.left_out.items()}
@@ -260,10 +264,9 @@ def main() -> int:
     if not rows:
         return 130 if interrupted else 1
     print(results.summary(rows))
-    whole = not options.rows and not interrupted
-    found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options, whole)
+    found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options)
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
-    if before and results.against(before, found, whole):
+    if before and results.against(before, found, not options.rows and not interrupted):
         return 3
     wrong = [n for n, why in failed.items() if n not in of_peers or why.startswith(OURS)]
     return 130 if interrupted else 1 if wrong else 0

@@ -3,7 +3,8 @@ pictures of docs/performance.md.
 
     python benchmarks/publish.py build/reports
 
-A row that the page has is written anew where it stands; one that the run did not measure goes, and
+The paragraph that begins with "**Where the other is faster:**" lists what is behind. A row that the
+page has is written anew where it stands; one that the run did not measure goes, and
 is named; for a new one put a line with its name, "| name |", where it shall stand. What the page
 says in words is not touched: read it again.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jobs import ROOT, size_text
+from pairs import PAIRS_TO_JUDGE
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -65,6 +68,15 @@ def check_head(head: str, curve: dict[str, Any]) -> None:
         raise SystemExit(f"{PAGE}: {curve['title']} has the lines {list(curve['lines'])}")
 
 
+BEHIND = "**Where the other is faster:**"
+
+
+def behind(results: dict[str, Any]) -> str:
+    rows = [row for row in results["rows"] if row["verdict"] == "behind"]
+    told = "; ".join(f"{row['name']} ({row['ratio']:.2f})" for row in rows) or "nowhere"
+    return textwrap.fill(f"{BEHIND} {told}.", 100, break_on_hyphens=False)
+
+
 def with_results(page: str, results: dict[str, Any]) -> str:
     """The page with the figures of the run. Fails with the names of rows that have no place."""
     rows = {row["name"]: row for row in results["rows"]}
@@ -77,6 +89,8 @@ def with_results(page: str, results: dict[str, Any]) -> str:
         if names[0] in curves:
             check_head(lines[0], curves[names[0]])
             lines = lines[:2] + curve_lines(curves[names[0]], names[0])
+        elif block.startswith(BEHIND):
+            lines = [behind(results)]
         elif rows.keys() & set(names):
             gone += [name for name in names[2:] if name not in rows]
             lines = lines[:2] + [row_line(rows.pop(name)) for name in names[2:] if name in rows]
@@ -86,6 +100,16 @@ def with_results(page: str, results: dict[str, Any]) -> str:
     for name in gone:
         print(f"not measured, and gone from the page: {name}")
     return "\n\n".join(written)
+
+
+def not_to_be_shown(results: dict[str, Any]) -> str:
+    """Why a run is not one of all rows that tells enough about each; empty if it is."""
+    if results["quick"]:
+        return "it is a quick one"
+    if "--rows" in results["machine"]["command"]:
+        return "it has some rows only"
+    few = [row["name"] for row in results["rows"] if len(row["pairs"]) < PAIRS_TO_JUDGE]
+    return f"these rows have too few pairs: {'; '.join(few)}" if few else ""
 
 
 def without_folder(text: str) -> str:
@@ -112,8 +136,8 @@ def compact(results: dict[str, Any]) -> str:
 def main() -> None:
     reports = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "reports"
     results = json.loads(without_folder((reports / "compare.json").read_text()))
-    if results["quick"] or not results["whole"]:
-        raise SystemExit("only a whole run of `make compare` can be shown: no QUICK=1, no --rows")
+    if why := not_to_be_shown(results):
+        raise SystemExit(f"this run cannot be shown: {why}")
     PAGE.write_text(with_results(PAGE.read_text(), results))
     RESULTS.write_text(compact(results))
     for picture in reports.glob("compare-*.svg"):

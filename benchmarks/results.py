@@ -108,13 +108,12 @@ def write(
     facts: dict[str, str],
     not_measured: dict[str, str],
     options: Namespace,
-    whole: bool,
 ) -> dict[str, Any]:
     """Writes all files and returns what the JSON holds."""
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     found = as_json(rows, curves, bench, peers, facts)
-    found |= {"failed": not_measured, "quick": options.quick, "whole": whole}
+    found |= {"failed": not_measured, "quick": options.quick}
     text = json.dumps(found, indent=1)
     (output / "compare.json").write_text(text + "\n")
     markdown = page.markdown_table(HEAD, table(rows))

@@ -22,8 +22,8 @@ __all__ = ["Adam", "AdamW", "Offloaded", "offload"]
 def offload(optimizer, nvme_path, **options):
     """Moves the states of a torch optimizer to NVMe and returns an optimizer to use instead of it.
 
-    For optimizers that step each parameter by itself, which is all of torch's but LBFGS. States
-    that are there already move along. Options as in Offloaded.
+    For optimizers that step each parameter by itself, which is all of torch's but LBFGS
+    and SparseAdam. States that are there already move along. Options as in Offloaded.
 
     >>> import tensorferry.optim, torch
     >>> model = torch.nn.Linear(64, 64)

@@ -41,7 +41,7 @@ MAKERS = {"bench": _report_bench, "sweep": _report_sweep, "tune": _report_tune}
 # of words; a list with the shape of its members; a tuple with the shape of each; a dictionary, of
 # which names that end in ? may be missing.
 REAL, MEASURE = object(), object()
-SUMMARY = {"mean": MEASURE, "median": MEASURE, "ci95": (MEASURE, MEASURE), "p50": MEASURE,
+SUMMARY = {"mean": MEASURE, "median": MEASURE, "ci95?": (MEASURE, MEASURE), "p50": MEASURE,
            "p90": MEASURE, "p99": MEASURE}
 SETTING = {"engine": str, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL}
 ALL = {"complete": bool, "machine": dict, "places": [dict], "settings": dict, "arguments?": list}

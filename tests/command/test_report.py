@@ -268,6 +268,14 @@ def test_half_a_character_does_not_spoil_the_page(make):
     assert "<title>" in make(results).read_text()
 
 
+def test_one_operation_has_no_interval_and_is_shown(make):
+    results = examples.bench(samples=1)
+    for one in results["series"]:
+        for member in ("latency_seconds", "bandwidth_mb_per_second"):
+            one[member].pop("ci95", None)
+    assert "<title>" in make(results).read_text()
+
+
 def test_a_long_run_is_thinned_and_says_so(make, opened):
     results = examples.bench(samples=100_000, sizes=(1 << 20,))
     slowest = max(results["series"][1]["seconds"])

@@ -234,7 +234,7 @@ def test_a_size_that_memory_cannot_hold_is_said_to_be_left_out(monkeypatch):
 
 
 RUN = {
-    "date": "today",
+    "date": "today", "quick": False, "machine": {"command": "compare.py"},
     "rows": [
         {"name": "a / b", "unit": "GB/s", "target": ">= 1", "ratio": 2.0, "low": 1.5, "high": 2.5,
          "verdict": "holds", "pairs": [[2.0, 1.0], [4.0, 2.0], [3.0, 1.5]]},
@@ -256,7 +256,24 @@ def test_a_run_is_taken_into_the_page_where_its_rows_stand():
     assert json.loads(publish.compact(RUN)) == RUN
 
 
+def test_what_is_behind_is_said_in_words():
+    run = RUN | {"rows": [RUN["rows"][0] | {"verdict": "behind"}]}
+    shown = publish.with_results(f"{publish.BEHIND} old\n\n| h |\n| - |\n| a / b |", run)
+    assert shown.startswith(f"{publish.BEHIND} a / b (2.00).\n\n| h |")
+
+
+def test_a_run_of_some_rows_or_few_pairs_is_not_shown():
+    row = {"name": "a / b", "pairs": [[1, 1]] * 6}
+    run = {"quick": False, "machine": {"command": "compare.py"}, "rows": [row]}
+    assert not publish.not_to_be_shown(run)
+    assert publish.not_to_be_shown(run | {"quick": True})
+    assert publish.not_to_be_shown(run | {"machine": {"command": "compare.py --rows a"}})
+    few = run | {"rows": [row | {"pairs": [[1, 1]] * 5}]}
+    assert "a / b" in publish.not_to_be_shown(few)
+
+
 def test_the_page_shows_the_run_that_is_kept():
     run = json.loads(publish.RESULTS.read_text())
+    assert not publish.not_to_be_shown(run)
     shown = publish.PAGE.read_text()
     assert publish.with_results(shown, run) == shown
