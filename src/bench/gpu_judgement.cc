@@ -107,8 +107,9 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Place> places,
   if (!libraries.cufile) {
     finding.status = Status::missing;
     finding.found = "libcufile.so.0 cannot be loaded";
-    finding.advice = "install CUDA's GDS package (nvidia-gds); what pip installs (nvidia-cufile) is found "
-                     "only by programs that have loaded torch";
+    finding.advice =
+        "install CUDA's GDS package (nvidia-gds); what pip installs (nvidia-cufile) is found "
+        "only by programs that have loaded torch";
   } else if (module.empty()) {
     finding.status = Status::warning;
     finding.found = fmt::format("the module nvidia-fs is not loaded: {}", compat);
