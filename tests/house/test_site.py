@@ -120,7 +120,9 @@ def public_cpp_names():
     for path in sorted((ROOT / "include/tensorferry").glob("*.h")):
         done = subprocess.run(["awk", "-f", ROOT / "docs/cpp_comments.awk", path],
                               capture_output=True, text=True, check=True)
-        code = re.sub(r"//.*", "", done.stdout)
+        code = re.sub(r"namespace detail \{.*?namespace detail$", "", done.stdout,
+                      flags=re.DOTALL | re.MULTILINE)
+        code = re.sub(r"//.*", "", code)
         yield from re.findall(r"^(?:enum )?(?:class|struct) (?:TENSORFERRY_EXPORT )?(\w+)", code,
                               re.MULTILINE)
         yield from re.findall(r"^(?:\[\[|inline|TENSORFERRY_EXPORT)[^(;{]*?(\w+)\(", code,
