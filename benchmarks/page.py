@@ -56,7 +56,11 @@ def text_table(
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same table for a document."""
     lines = [list(head), ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(markdown_line(line) for line in lines) + "\n"
+
+
+def markdown_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def paragraph(text: str) -> str:

@@ -16,11 +16,12 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from jobs import ROOT, size_text
+from page import markdown_line
 from pairs import PAIRS_TO_JUDGE
+from results import cells
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -28,36 +29,16 @@ PICTURES = ROOT / "docs" / "pictures"
 X_TEXTS = {"block": size_text, "bytes": size_text, "operations": "{:,}".format}
 
 
-def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def name_of(text: str) -> str:
     """The first cell of a line of a table; empty for any other line."""
     return text[2:].split(" |", 1)[0] if text.startswith("| ") else ""
-
-
-def row_line(row: dict[str, Any]) -> str:
-    ours, other = (median(pair[side] for pair in row["pairs"]) for side in (0, 1))
-    return line(
-        [
-            row["name"],
-            f"{ours:.4g}",
-            f"{other:.4g}",
-            row["unit"],
-            f"{row['ratio']:.3f}",
-            f"{row['low']:.3f} to {row['high']:.3f}",
-            row["target"],
-            row["verdict"],
-        ]
-    )
 
 
 def curve_lines(curve: dict[str, Any], x_name: str) -> list[str]:
     text = X_TEXTS.get(x_name, str)
     lines = curve["lines"].values()
     return [
-        line([text(x), *(f"{values[number]:.3g}" for values in lines)])
+        markdown_line([text(x), *(f"{values[number]:.3g}" for values in lines)])
         for number, x in enumerate(curve[x_name])
     ]
 
@@ -93,7 +74,9 @@ def with_results(page: str, results: dict[str, Any]) -> str:
             lines = [behind(results)]
         elif rows.keys() & set(names):
             gone += [name for name in names[2:] if name not in rows]
-            lines = lines[:2] + [row_line(rows.pop(name)) for name in names[2:] if name in rows]
+            lines = lines[:2] + [
+                markdown_line(cells(rows.pop(name))) for name in names[2:] if name in rows
+            ]
         written.append("\n".join(lines))
     if rows:
         raise SystemExit(f"{PAGE}: no table has a line for: {'; '.join(rows)}")

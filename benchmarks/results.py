@@ -32,20 +32,34 @@ METHOD = (
 def table(rows: list[Row]) -> list[list[str]]:
     lines = []
     for row in rows:
-        result, values = row.figure(), row.values()
-        lines.append(
-            [
-                row.name,
-                f"{median(v[0] for v in values):.4g}",
-                f"{median(v[1] for v in values):.4g}",
-                row.unit,
-                f"{result.ratio:.3f}",
-                f"{result.low:.3f} to {result.high:.3f}",
-                str(row.target or ""),
-                result.verdict,
-            ]
-        )
+        lines.append(cells(as_dict(row) | {"pairs": row.values()}))
     return lines
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A line of the table, of a row as the JSON has it."""
+    ours, other = (median(pair[side] for pair in row["pairs"]) for side in (0, 1))
+    return [
+        row["name"],
+        f"{ours:.4g}",
+        f"{other:.4g}",
+        row["unit"],
+        f"{row['ratio']:.3f}",
+        f"{row['low']:.3f} to {row['high']:.3f}",
+        row["target"],
+        row["verdict"],
+    ]
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "unit": row.unit,
+        "target": str(row.target or ""),
+        **asdict(row.figure()),
+        "pairs_disturbed": row.disturbed,
+        "pairs": [[rounded(ours), rounded(other)] for ours, other in row.values()],
+    }
 
 
 def summary(rows: list[Row]) -> str:
@@ -70,17 +84,7 @@ def as_json(
         "peers_missing": peers.missing,
         "calibration": {cell: asdict(point) for cell, point in bench.calibration.items()},
         "calibration_gb_per_second": bench.calibration_speeds,
-        "rows": [
-            {
-                "name": row.name,
-                "unit": row.unit,
-                "target": str(row.target or ""),
-                **asdict(row.figure()),
-                "pairs_disturbed": row.disturbed,
-                "pairs": [[rounded(ours), rounded(other)] for ours, other in row.values()],
-            }
-            for row in rows
-        ],
+        "rows": [as_dict(row) for row in rows],
         "curves": [
             {
                 "title": curve.title,
