@@ -503,12 +503,12 @@ void Worker::copy_out(const Flight& flight) const {
                                           });
 }
 
-void Worker::copy_in(const Flight& flight) const {
+void Worker::copy_in(const Flight& flight) {
   const Block& block = flight.claim.block;
   std::byte* to = flight.memory;
   flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
                                           [&](const std::byte* memory, std::size_t bytes) {
-                                            copy({to, bytes}, {memory, bytes});
+                                            copy_to_slot_({to, bytes}, {memory, bytes});
                                             to += bytes;
                                           });
 }

@@ -17,6 +17,7 @@
 #include "handle/retry.h"
 #include "handle/transfer.h"
 #include "memory/region.h"
+#include "memory/slot_copy.h"
 
 namespace tensorferry::handle {
 
@@ -90,7 +91,7 @@ class Worker {
   void collect_copies();
   [[nodiscard]] Status copy_by_gpu(std::uint32_t index);
   void copy_out(const Flight& flight) const;
-  void copy_in(const Flight& flight) const;
+  void copy_in(const Flight& flight);
   void obey_cancellations();
   void feed_starved();
   void revive_delayed();
@@ -129,6 +130,7 @@ class Worker {
   std::uint64_t cancellations_seen_ = 0;
 
   std::shared_ptr<memory::Region> slot_region_;
+  memory::SlotCopy copy_to_slot_;
   std::vector<int> free_slots_;
   std::size_t slot_bytes_under_way_ = 0;  // of flights that count for the cache
 
