@@ -52,7 +52,9 @@ class Bench:
     """The files, the programs and fio's calibrated settings."""
 
     def __init__(self, folder: Path, program: Path, quick: bool, say: Progress) -> None:
+        self.quick = quick
         self.grid = QUICK_GRID if quick else FULL_GRID
+        self.passes = {size: count // (2 if quick else 1) for size, count in PASSES.items()}
         self.sizes = [256 * MIB] if quick else [256 * MIB, GIB]
         self.large = self.sizes[-1]
         self.cpu_passes = (GIB if quick else CPU_BYTES) // self.large
@@ -80,15 +82,18 @@ class Bench:
         if kind == "new":
             return self.fio_new(size, point, preallocate=True)
         if kind == "mix":
-            return fio_mixed(self.write_file, point, size, 2 * PASSES[size])
-        return fio_large(self.file(kind), point, kind, size, PASSES[size], engine=engine)
+            return fio_mixed(self.write_file, point, size, 2 * self.passes[size])
+        return fio_large(self.file(kind), point, kind, size, self.passes[size], engine=engine)
 
     def fio_new(self, size: int, point: FioPoint, preallocate: bool) -> Sample:
         names = [self.new_file.with_suffix(f".{i}") for i in range(NEW_FILES[size])]
         return fio_new_files(names, point, size, preallocate)
 
     def best_point(self, kind: str, size: int, engine: str = "io_uring") -> FioPoint:
-        """All points once, the best few three times more; the best median is fio's."""
+        """All points once, the best few three times more; the best median is fio's. For a first
+        look, what is best for overwriting is taken for new files too."""
+        if kind == "new" and self.quick:
+            kind = "write"
         cell = f"{kind} {size_text(size)}" + ("" if engine == "io_uring" else f", {engine}")
         grid = OTHER_GRIDS.get(engine, self.grid)
         if cell not in self.calibration:
@@ -140,7 +145,7 @@ class Bench:
     def pinned(self, kind: str, size: int, *options: str) -> Sample:
         if kind == "new":
             return self.ferry.new_files(self.new_file, size, NEW_FILES[size])
-        return self.ferry.large(self.file(kind), kind, size, PASSES[size], *options)
+        return self.ferry.large(self.file(kind), kind, size, self.passes[size], *options)
 
     def calls(self, mode: str, size: int, memory: str) -> Sample:
         self.seed += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -37,9 +38,11 @@ from torch_rows import torch_rows
 
 # More than this used by others disturbs a pair.
 BYSTANDER_CORES_MAX = 0.5
-# With a target, without one, rounds of a curve; and the same for a first look.
+# With a target, without one, rounds of a curve.
 PAIRS, PAIRS_WITHOUT_TARGET, ROUNDS = 20, 10, 5
-QUICK_PAIRS, QUICK_ROUNDS = 3, 1
+# For a first look, and when its last pair begins: what follows takes a few seconds.
+QUICK_PAIRS, QUICK_SECONDS = 3, 280
+NO_TIME = "no time for it"
 SCRATCH_BYTES, SCRATCH_BYTES_QUICK = 40 * 10**9, 10 * 10**9
 SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
 
@@ -95,36 +98,53 @@ def take_pair(row: Row, ours_first: bool) -> float:
     return bystanders.cores()
 
 
-def rehearse(
-    rows: list[Row], peers: Peers, failed: dict[str, str], progress: Progress
-) -> list[Row]:
-    """Sets peers up, calibrates fio where a row needs it, and shows early that the jobs work.
-    Returns the rows that can be measured here."""
+def with_peers(rows: list[Row], peers: Peers) -> list[Row]:
+    """The rows whose peers can be set up here."""
+    ready = []
+    for row in rows:
+        try:
+            if row.peer:
+                peers.python(row.peer)
+            ready.append(row)
+        except PeerMissing:
+            pass  # peers.missing says why
+    return ready
+
+
+def rehearse(rows: list[Row], failed: dict[str, str], progress: Progress) -> list[Row]:
+    """Calibrates fio where a row needs it, and shows early that the jobs work. Returns the rows that
+    can be measured here."""
     ready = []
     for index, row in enumerate(rows, 1):
         progress.step(f"rehearsal {index} of {len(rows)}: {row.name}")
         try:
             row.other()
             ready.append(row)
-        except PeerMissing:
-            pass  # peers.missing says why
         except JobFailed as error:
             failed[row.name] = str(error)
     return ready
 
 
 def measure(
-    rows: list[Row], wanted: dict[str, int], failed: dict[str, str], progress: Progress
+    rows: list[Row],
+    wanted: dict[str, int],
+    failed: dict[str, str],
+    progress: Progress,
+    seconds_max: float = math.inf,
 ) -> None:
     """A pair that others disturbed is taken again (a reason that knows no outcome), but not more
     than a quarter of all: some machines are never quiet. A row whose job fails is left out from
-    then on, with the pairs that it has."""
+    then on, with the pairs that it has. No pair begins when the run is `seconds_max` old."""
     retakes_left = sum(wanted.values()) // 4
     pairs = max(wanted.values(), default=0)
     for number in range(pairs):
         progress.step(f"pair {number + 1} of {pairs}")
         for index, row in enumerate(rows, 1):
             if number >= wanted[row.name] or row.name in failed:
+                continue
+            if progress.seconds() > seconds_max:
+                if not row.pairs:
+                    failed[row.name] = NO_TIME
                 continue
             progress(f"pair {number + 1} of {pairs}, row {index} of {len(rows)}: {row.name}")
             ours_first = number % 2 == 0
@@ -135,7 +155,7 @@ def measure(
                     row.pairs.pop()
                     busy_cores = take_pair(row, ours_first)
                 row.disturbed += busy_cores > BYSTANDER_CORES_MAX
-            except (JobFailed, PeerMissing) as error:
+            except JobFailed as error:
                 failed[row.name] = str(error)
 
 
@@ -168,10 +188,10 @@ def draw(
     Returns the rows of a million operations, with their pairs."""
     if options.rows:
         return []
-    for curve in curves(bench, options.quick):
+    for curve in [] if options.quick else curves(bench):
         progress.step(curve.title)
         try:
-            curve.measure(QUICK_ROUNDS if options.quick else ROUNDS, progress)
+            curve.measure(ROUNDS, progress)
             drawn.append(curve)
         except JobFailed as error:
             failed[curve.title] = str(error)
@@ -240,11 +260,14 @@ def main() -> int:
         facts = facts_of(Path(folder), options)
         try:
             bench.calibration = stored_calibration(options, before, facts)
+            rows = with_peers(rows, peers)
+            seconds_max = progress.seconds() + QUICK_SECONDS if options.quick else math.inf
             progress("preparing files")
             bench.prepare()
             flat_rows = draw(drawn, bench, options, failed, progress)
-            rows = rehearse(rows, peers, failed, progress)
-            measure(rows, pairs_wanted(rows, options), failed, progress)
+            if not options.quick:
+                rows = rehearse(rows, failed, progress)
+            measure(rows, pairs_wanted(rows, options), failed, progress, seconds_max)
         except JobFailed as error:  # before there is anything to report
             progress.end()
             print(f"a job failed: {error}", file=sys.stderr)
@@ -268,6 +291,7 @@ def main() -> int:
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     if before and results.against(before, found, not options.rows and not interrupted):
         return 3
+    failed = {name: why for name, why in failed.items() if why != NO_TIME}
     wrong = [n for n, why in failed.items() if n not in of_peers or why.startswith(OURS)]
     return 130 if interrupted else 1 if wrong else 0
 

@@ -68,7 +68,7 @@ def passes(size: int) -> int:
     return max(1, min(1000, GIB // 2 // size))
 
 
-def curves(bench: Bench, quick: bool) -> list[Curve]:
+def curves(bench: Bench) -> list[Curve]:
     file = bench.read_file
     long_file = file.with_name("sizes.bin")  # that of the pairs stays as it is
 
@@ -106,7 +106,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
         point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
         return fio_large(long_file, point, "read", size, passes(size)).gb_per_second
 
-    longest = GIB if quick else memory_for_one()
+    longest = memory_for_one()
     return [
         Curve(
             "Queue depth, blocks of 1 MiB, read of 256 MiB",
@@ -153,7 +153,7 @@ def curves(bench: Bench, quick: bool) -> list[Curve]:
             left_out={
                 f"one tensor of {size_text(size)}": f"{size_text(2 * size)} of memory must be free"
                 for size in SIZES
-                if size > longest and not quick
+                if size > longest
             },
         ),
     ]

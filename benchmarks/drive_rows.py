@@ -211,7 +211,7 @@ def shape_rows(bench: Bench) -> list[Row]:
 def drive_rows(bench: Bench) -> list[Row]:
     return [
         *large_rows(bench),
-        *other_engine_rows(bench),
+        *([] if bench.quick else other_engine_rows(bench)),
         *call_rows(bench),
         *cpu_rows(bench),
         *engine_rows(bench),

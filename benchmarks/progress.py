@@ -13,16 +13,19 @@ class Progress:
         self.begin = time.monotonic()
         self.last = ""
 
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
     def __call__(self, text: str) -> None:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\033[K[{time.monotonic() - self.begin:4.0f} s] {text}"[:120])
+            sys.stderr.write(f"\r\033[K[{self.seconds():4.0f} s] {text}"[:120])
             sys.stderr.flush()
 
     def step(self, text: str) -> None:
         if sys.stderr.isatty():
             self(text)
         else:
-            print(f"[{time.monotonic() - self.begin:4.0f} s] {text}", file=sys.stderr, flush=True)
+            print(f"[{self.seconds():4.0f} s] {text}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if sys.stderr.isatty():

@@ -132,12 +132,34 @@ def test_a_job_that_fails_costs_its_own_row_only():
     bad = ready_row("bad", fail, lambda: Sample(gb_per_second=1))
     worse = ready_row("worse", lambda: Sample(gb_per_second=1), fail)
     failed = {}
-    peers = Peers(Progress())
-    rows = compare.rehearse([bad, good, worse], peers, failed, Progress())
+    rows = compare.rehearse([bad, good, worse], failed, Progress())
     assert rows == [bad, good]
     compare.measure(rows, {"good": 3, "bad": 3}, failed, Progress())
     assert failed == {"worse": "it broke", "bad": "our side: it broke"}
     assert good.ratios() == [2.0, 2.0, 2.0]
+
+
+def test_a_first_look_ends_in_time_and_names_what_it_had_no_time_for():
+    progress = Progress()
+
+    def late():
+        progress.begin -= 100
+        return Sample(gb_per_second=1)
+
+    first, last = (ready_row(name, late, late) for name in ("first", "last"))
+    failed = {}
+    compare.measure([first, last], {"first": 3, "last": 3}, failed, progress, 150)
+    assert (len(first.pairs), len(last.pairs)) == (1, 0)
+    assert failed == {"last": compare.NO_TIME}
+
+
+def test_a_peer_that_cannot_be_set_up_costs_its_own_rows_only():
+    peers = Peers(Progress())
+    peers.missing["kvikio"] = "it is not there"
+    mine = ready_row("mine", fail, fail)
+    theirs = ready_row("theirs", fail, fail)
+    theirs.peer = "kvikio"
+    assert compare.with_peers([mine, theirs], peers) == [mine]
 
 
 def test_a_peer_that_dies_is_an_error_and_starts_anew(tmp_path):
@@ -219,18 +241,15 @@ def test_every_kind_of_our_own_jobs_runs(build_dir, tmp_path):
 
 
 def test_a_size_that_memory_cannot_hold_is_said_to_be_left_out(monkeypatch):
-    def by_size(quick):
-        return curves.curves(argparse.Namespace(read_file=Path("x")), quick)[-1]
+    def by_size():
+        return curves.curves(argparse.Namespace(read_file=Path("x")))[-1]
 
     monkeypatch.setattr(curves.machine, "available_memory_bytes", lambda: 9 << 30)
-    assert by_size(quick=False).left_out == {
-        "one tensor of 8 GiB": "16 GiB of memory must be free"
-    }
-    assert max(by_size(quick=False).points) == 1 << 30
-    assert not by_size(quick=True).left_out
+    assert by_size().left_out == {"one tensor of 8 GiB": "16 GiB of memory must be free"}
+    assert max(by_size().points) == 1 << 30
     monkeypatch.setattr(curves.machine, "available_memory_bytes", lambda: 20 << 30)
-    assert not by_size(quick=False).left_out
-    assert max(by_size(quick=False).points) == 8 << 30
+    assert not by_size().left_out
+    assert max(by_size().points) == 8 << 30
 
 
 RUN = {
