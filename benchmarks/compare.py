@@ -112,8 +112,8 @@ def with_peers(rows: list[Row], peers: Peers) -> list[Row]:
 
 
 def rehearse(rows: list[Row], failed: dict[str, str], progress: Progress) -> list[Row]:
-    """Calibrates fio where a row needs it, and shows early that the jobs work. Returns the rows that
-    can be measured here."""
+    """Calibrates fio where a row needs it, and shows early that the jobs work. Returns the rows
+    that can be measured here."""
     ready = []
     for index, row in enumerate(rows, 1):
         progress.step(f"rehearsal {index} of {len(rows)}: {row.name}")

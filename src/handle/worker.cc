@@ -192,8 +192,8 @@ void Worker::loaded(std::uint32_t index) {
     flight.buffer_index = regions_.index_of(region, {flight.memory, block.bytes});
   }
   const bool copied = flight.slot >= 0 && flight.attempt.kind == RequestKind::write;
-  const bool populated =
-      flight.attempt.kind == RequestKind::read && populate(*flight.claim.run, block);
+  const bool populated = flight.slot < 0 && flight.attempt.kind == RequestKind::read &&
+                         populate(*flight.claim.run, block);
   flight.stage = Stage::ready;
   ready_.push_back(index);
   // Either takes as long as a request: the drive shall not wait for the whole batch.
@@ -202,7 +202,8 @@ void Worker::loaded(std::uint32_t index) {
 
 // The first touch of fresh memory costs more than the bytes that go there: a page fault for every
 // 4 KiB. Making huge pages just ahead of the read is several times cheaper. The whole range is
-// about to be written, so no memory is used that would not be. Says whether it made any.
+// about to be written, so no memory is used that would not be. What is read into a slot needs it
+// only then: until the copy, the drive reads on. Says whether it made any.
 bool Worker::populate(const Run& run, const Block& block) {
   const std::span<std::byte> all = run.plan.single_piece();
   if (all.size() < populate_bytes_min || run.region != nullptr || run.gpu >= 0) return false;
@@ -444,6 +445,7 @@ void Worker::unload() {
   for (const std::uint32_t index : std::exchange(landed_, {})) {
     Flight& flight = flights_[index];
     if (flight.claim.run->gpu < 0) {
+      populate(*flight.claim.run, flight.claim.block);
       copy_out(flight);
       unloaded(index);
     } else if (Status started = copy_by_gpu(index); started.ok()) {
