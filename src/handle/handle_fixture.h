@@ -160,8 +160,8 @@ class HandleTest : public ::testing::TestWithParam<EngineKind> {
       ::testing::Values(EngineKind::io_uring, EngineKind::libaio, EngineKind::threads), \
       engine_name)
 
-// A handle whose requests are held until the test lets them pass, in the order in which they came.
-// What passed and what was submitted is kept.
+// A handle whose requests are held until the test lets them pass, in the order in which they came
+// or the other way round. What passed and what was submitted is kept.
 class Gate {
  public:
   struct Event {
@@ -218,6 +218,7 @@ class Gate {
   bool cancellable = true;                // set before the handle is opened
   int sync_result = 0;                    // of every sync
   bool pretend = false;                   // reads and writes succeed without a byte moved
+  bool newest_first = false;              // of those that are held
   std::function<void()> on_wake = [] {};  // called by whoever wakes the worker
 
  private:
@@ -251,8 +252,9 @@ class Gate {
       }
       woken_ = false;
       if (ended_.empty() && gate_.passes_ > 0 && !gate_.held_.empty()) {
-        const engines::Request request = gate_.held_.front();
-        gate_.held_.pop_front();
+        const auto next = gate_.newest_first ? gate_.held_.end() - 1 : gate_.held_.begin();
+        const engines::Request request = *next;
+        gate_.held_.erase(next);
         --gate_.passes_;
         ended_.push_back({request.tag, carry_out(request)});
         gate_.events_.push_back({Event::Kind::completed, request});

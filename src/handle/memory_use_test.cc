@@ -80,6 +80,51 @@ TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
   EXPECT_EQ(handle.stats().bounced_bytes, 0U);
 }
 
+// --- Fresh memory ----------------------------------------------------------------------------
+
+// Keeps which pages were made ahead.
+class CountsPages : public os::System {
+ public:
+  int advise(std::byte* memory, std::size_t bytes, int advice) override {
+    if (advice != MADV_POPULATE_WRITE || bytes != huge_page_bytes) return 0;
+    made.push_back(memory);
+    std::fill_n(memory, bytes, std::byte{0});
+    return 0;
+  }
+  std::vector<std::byte*> made;
+};
+
+// Whatever the order in which blocks come: where a page was touched first, it stays a small one.
+TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
+  constexpr std::size_t pages = 8;
+  const support::TempDir dir;
+  CountsPages system;
+  for (const std::size_t skew : {std::size_t{0}, std::size_t{64}}) {  // in place; through slots
+    for (const bool newest_first : {false, true}) {
+      std::byte* const mapped = os::System::real().map((pages + 2) * huge_page_bytes);
+      ASSERT_NE(mapped, nullptr);
+      const auto first = align_up(reinterpret_cast<std::uintptr_t>(mapped), huge_page_bytes);
+      auto* const begin = reinterpret_cast<std::byte*>(first) + 4 * KiB + skew;
+      const std::span<std::byte> memory{begin, pages * huge_page_bytes};  // 7 of them whole
+      support::write_whole_file(dir.file("data"), support::pattern(memory.size(), 0, 1));
+      system.made.clear();
+      Gate gate;
+      gate.newest_first = newest_first;
+      gate.open();
+      {
+        Handle handle = gate.open_handle({.block_bytes = 512 * KiB}, &system);
+        handle.read(memory, dir.file("data")).wait();
+      }
+      EXPECT_EQ(support::pattern_fault(memory, 0, 1), "");
+      std::ranges::sort(system.made);
+      EXPECT_EQ(system.made.size(), pages - 1)
+          << "skew " << skew << (newest_first ? ", newest" : "");
+      EXPECT_EQ(std::ranges::adjacent_find(system.made), system.made.end()) << "one was made twice";
+      os::System::real().unmap(mapped, (pages + 2) * huge_page_bytes);
+    }
+  }
+}
+
 // --- Page-locked memory ----------------------------------------------------------------------
 
 TEST_P(MemoryUse, page_locked_memory_is_registered_where_the_engine_can) {

@@ -210,7 +210,10 @@ bool Worker::populate(const Run& run, const Block& block) {
   std::byte* const begin = all.data() + (block.wanted_offset - run.plan.offset());
   std::byte* const end = begin + block.wanted_bytes;
   bool made = false;
-  const auto first = align_up(reinterpret_cast<std::uintptr_t>(begin), huge_page_bytes);
+  // Blocks come in any order: the first page may begin in one that is yet to come.
+  const auto first =
+      std::max(align_down(reinterpret_cast<std::uintptr_t>(begin), huge_page_bytes),
+               align_up(reinterpret_cast<std::uintptr_t>(all.data()), huge_page_bytes));
   for (auto* page = reinterpret_cast<std::byte*>(first);
        page < end && page + huge_page_bytes <= all.data() + all.size(); page += huge_page_bytes) {
     if (crew_.system().resident(page) != 0) continue;
@@ -336,6 +339,7 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
 }
 
 Engine::Nanoseconds Worker::reap_limit() const {
+  if (!landed_.empty()) return Engine::Nanoseconds::zero();
   Engine::Nanoseconds limit = Engine::forever;
   if (!ready_.empty())
     limit = in_flight_ > 0 ? std::chrono::milliseconds(1) : retry_delay(refusals_);
@@ -440,12 +444,16 @@ void Worker::fail(std::uint32_t index, const Error& error) {
   finish(index);
 }
 
-// Copies out what has landed in slots. By now the queue has been refilled, so the drive goes on.
+// Copies out what has landed in slots. By now the queue has been refilled, so the drive goes on;
+// but not for as long as it takes to make pages, so after each block that needs some there is
+// another look at the queue.
 void Worker::unload() {
-  for (const std::uint32_t index : std::exchange(landed_, {})) {
+  std::size_t count = 0;
+  for (bool made = false; count < landed_.size() && !made; ++count) {
+    const std::uint32_t index = landed_[count];
     Flight& flight = flights_[index];
     if (flight.claim.run->gpu < 0) {
-      populate(*flight.claim.run, flight.claim.block);
+      made = populate(*flight.claim.run, flight.claim.block);
       copy_out(flight);
       unloaded(index);
     } else if (Status started = copy_by_gpu(index); started.ok()) {
@@ -455,6 +463,7 @@ void Worker::unload() {
       fail(index, started.error());
     }
   }
+  landed_.erase(landed_.begin(), landed_.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 void Worker::unloaded(std::uint32_t index) {

@@ -78,7 +78,7 @@ class Worker {
   void make_ready(std::uint32_t index);
   void load(std::uint32_t index);
   void loaded(std::uint32_t index);
-  bool populate(const Run& run, const Block& block);
+  [[nodiscard]] bool populate(const Run& run, const Block& block);
   void submit_ready();
   [[nodiscard]] engines::Submitted offer(std::size_t begin, std::size_t end);
   void reap();

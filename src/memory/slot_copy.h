@@ -24,16 +24,19 @@ class SlotWay {
   // Past the cache is worth it only if the way through it is slower by this: what lies in the cache
   // the drive reads faster, too.
   static constexpr double worth_it = 1.5;
+  // 5 GB/s: no copy is much slower unless it was interrupted.
+  static constexpr double first_cost_max = 0.2;
 
   [[nodiscard]] Destination next() noexcept {
     const bool trial = ++copies_ % trial_period == 0;
     return usual() != trial ? Destination::cold : Destination::any;
   }
 
-  // What a copy that way took. One that was interrupted tells nothing, so no single one decides.
+  // What a copy that way took. One that was interrupted tells nothing, so no single one decides:
+  // the first counts for as little as it may have taken, all others for twice the usual at most.
   void took(Destination way, double nanoseconds_per_byte) noexcept {
     double& cost = costs_[static_cast<std::size_t>(way)];
-    if (cost == 0) cost = nanoseconds_per_byte;
+    if (cost == 0) cost = std::min(nanoseconds_per_byte, first_cost_max);
     cost += (std::min(nanoseconds_per_byte, 2 * cost) - cost) / 4;
   }
 

@@ -52,6 +52,17 @@ TEST(SlotWay, is_not_moved_by_one_copy_that_was_interrupted) {
   EXPECT_EQ(way.next(), Destination::any);
 }
 
+TEST(SlotWay, is_not_moved_by_first_copies_that_were_interrupted) {
+  for (const Destination way_taken : {Destination::any, Destination::cold}) {
+    SlotWay way;
+    way.took(way_taken, 100);
+    past_cache(way, 8 * static_cast<int>(SlotWay::trial_period), 0.09, 0.09);
+    EXPECT_EQ(past_cache(way, copies, 0.09, 0.09), rounds);
+    // Neither does it take longer to see what is so.
+    EXPECT_GT(past_cache(way, copies, 0.30, 0.09), copies - rounds - 8);
+  }
+}
+
 TEST(SlotCopy, copies_every_byte_whichever_way_it_goes) {
   std::mt19937 random(7);  // NOLINT(cert-msc51-cpp): the same bytes each time
   std::vector<std::byte> from(SlotCopy::timed_bytes_min + 4096 + 13);
