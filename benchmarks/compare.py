@@ -33,7 +33,7 @@ from offload_rows import offload_rows
 from peer_rows import import_rows, peer_rows
 from peers import PeerMissing, Peers
 from progress import Progress
-from rows import OURS, Row
+from rows import NO_TIME, OURS, Row
 from torch_rows import torch_rows
 
 # More than this used by others disturbs a pair.
@@ -41,21 +41,28 @@ BYSTANDER_CORES_MAX = 0.5
 # With a target, without one, rounds of a curve.
 PAIRS, PAIRS_WITHOUT_TARGET, ROUNDS = 20, 10, 5
 # For a first look, and when its last pair begins: what follows takes a few seconds.
-QUICK_PAIRS, QUICK_SECONDS = 3, 280
-NO_TIME = "no time for it"
+QUICK_PAIRS, QUICK_SECONDS = 3, 260
 SCRATCH_BYTES, SCRATCH_BYTES_QUICK = 40 * 10**9, 10 * 10**9
 SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
 
 
 def stored_calibration(
     options: argparse.Namespace, before: dict[str, Any] | None, facts: dict[str, str]
-) -> dict[str, FioPoint]:
-    """fio's settings of an earlier run on this machine, so that both are against the same."""
+) -> dict[str, tuple[FioPoint, float]]:
+    """fio's settings of an earlier run on this machine, so that both are against the same, and how
+    fast it was with them."""
     source = json.loads(options.calibration.read_text()) if options.calibration else before
     if source and not results.same_machine(source["machine"], facts):
         source = None
-    stored = source["calibration"] if source else {}
-    return {cell: FioPoint(**point) for cell, point in stored.items()}
+    if not source:
+        return {}
+    points = {cell: FioPoint(**point) for cell, point in source["calibration"].items()}
+    speeds = source["calibration_gb_per_second"]
+    return {
+        cell: (point, speeds[cell][str(point)])
+        for cell, point in points.items()
+        if str(point) in speeds.get(cell, {})
+    }
 
 
 def arguments() -> argparse.Namespace:
@@ -120,7 +127,7 @@ def rehearse(rows: list[Row], failed: dict[str, str], progress: Progress) -> lis
         try:
             row.other()
             ready.append(row)
-        except JobFailed as error:
+        except (JobFailed, PeerMissing) as error:  # ours may need a peer's environment, too
             failed[row.name] = str(error)
     return ready
 
@@ -150,12 +157,13 @@ def measure(
             ours_first = number % 2 == 0
             try:
                 busy_cores = take_pair(row, ours_first)
-                if busy_cores > BYSTANDER_CORES_MAX and retakes_left > 0:
+                late = progress.seconds() > seconds_max
+                if busy_cores > BYSTANDER_CORES_MAX and retakes_left > 0 and not late:
                     retakes_left -= 1
                     row.pairs.pop()
                     busy_cores = take_pair(row, ours_first)
                 row.disturbed += busy_cores > BYSTANDER_CORES_MAX
-            except JobFailed as error:
+            except (JobFailed, PeerMissing) as error:
                 failed[row.name] = str(error)
 
 
@@ -259,13 +267,15 @@ def main() -> int:
         of_peers = {row.name for row in rows if row.peer}  # the peer may fail: it is said
         facts = facts_of(Path(folder), options)
         try:
-            bench.calibration = stored_calibration(options, before, facts)
+            bench.stored = stored_calibration(options, before, facts)
             rows = with_peers(rows, peers)
             seconds_max = progress.seconds() + QUICK_SECONDS if options.quick else math.inf
             progress("preparing files")
             bench.prepare()
             flat_rows = draw(drawn, bench, options, failed, progress)
-            if not options.quick:
+            if options.quick:
+                bench.settle()
+            else:
                 rows = rehearse(rows, failed, progress)
             measure(rows, pairs_wanted(rows, options), failed, progress, seconds_max)
         except JobFailed as error:  # before there is anything to report

@@ -82,6 +82,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             step,
             step_limit,
             seconds,
+            peer="torch",
         ),
         Row(
             "AdamW step, 200 M parameters in fp32, states on NVMe / fio beside torch",
@@ -90,6 +91,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             step,
             partial(beside, "mix", 2 * STEP_BYTES, "step"),
             seconds,
+            peer="torch",
         ),
         Row(
             "AdamW step, 200 M parameters in fp32 / DeepSpeed ZeRO-3 on NVMe",
@@ -109,6 +111,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             partial(our_pass, 1),
             lambda: beside("read", read_bytes(1), "infer", rows=1),
             seconds,
+            peer="torch",
         )
     )
     for batch, name in ((1, "the drive is the limit"), (128, "the processor is")):
@@ -120,6 +123,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
                 partial(our_pass, batch),
                 partial(pass_limit, batch),
                 seconds,
+                peer="torch",
             )
         )
     return rows

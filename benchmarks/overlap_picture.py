@@ -1,4 +1,5 @@
-"""Draws one optimizer step from a trace: which sub-groups are read, computed and written when.
+"""Draws one optimizer step from a trace: which sub-groups are read, computed and written when. Says
+for which part of it how many requests were in the drive's queue.
 
     echo '{"kind": "step", "repeat": 1}' | TENSORFERRY_TRACE=trace.json \\
         python benchmarks/offload_jobs.py tensorferry DIR
@@ -20,15 +21,30 @@ LANES = (
 WIDTH, LEFT, ROW, GAP = 960, 76, 12, 14
 
 
-def last_step(events: list[dict]) -> list[dict]:
-    """The events of the last step."""
+def last_step(events: list[dict]) -> tuple[float, float]:
     step = max((e for e in events if e["name"] == "optimizer step"), key=lambda e: e["ts"])
-    begin, end = step["ts"], step["ts"] + step["dur"]
+    return step["ts"], step["ts"] + step["dur"]
+
+
+def shown(events: list[dict], begin: float, end: float) -> list[dict]:
     return [
         e
         for e in events
-        if e is not step and e["cat"] != "request" and begin <= e["ts"] and e["ts"] < end
+        if e["name"] != "optimizer step" and e["cat"] != "request" and begin <= e["ts"] < end
     ]
+
+
+def queued(events: list[dict], begin: float, end: float, count: int) -> float:
+    """For which part of the time at least `count` requests were in the queue."""
+    changes = []
+    for e in events:
+        if e["cat"] == "request" and e["ts"] < end and e["ts"] + e["dur"] > begin:
+            changes += [(max(begin, e["ts"]), 1), (min(end, e["ts"] + e["dur"]), -1)]
+    so_many, since, total = 0, begin, 0.0
+    for at, change in sorted(changes):
+        total += (at - since) * (so_many >= count)
+        so_many, since = so_many + change, at
+    return total / (end - begin)
 
 
 def rows(spans: list[tuple[float, float]]) -> list[int]:
@@ -90,7 +106,11 @@ def main() -> None:
     events = json.loads(Path(sys.argv[1]).read_text())
     target = Path(sys.argv[2])
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(draw(last_step(events)))
+    begin, end = last_step(events)
+    target.write_text(draw(shown(events, begin, end)))
+    parts = (f"{count}: {queued(events, begin, end, count):.0%}" for count in (1, 16, 32))
+    seconds = (end - begin) / 1e6
+    print(f"a step of {seconds:.3f} s; at least so many in the queue: {', '.join(parts)}")
 
 
 if __name__ == "__main__":

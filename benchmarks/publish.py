@@ -3,15 +3,16 @@ pictures of docs/performance.md.
 
     python benchmarks/publish.py build/reports
 
-The paragraph that begins with "**Where the other is faster:**" lists what is behind. A row that the
-page has is written anew where it stands; one that the run did not measure goes, and
-is named; for a new one put a line with its name, "| name |", where it shall stand. What the page
-says in words is not touched: read it again.
+The summary gets what was measured and the verdicts; the paragraph that begins with "**Where the
+other is faster:**" lists what is behind. A row that the page has is written anew where it stands;
+one that the run did not measure goes, and is named; for a new one put a line with its name,
+"| name |", where it shall stand. What the page says in words is not touched: read it again.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,69 @@ PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results.json"
 PICTURES = ROOT / "docs" / "pictures"
 X_TEXTS = {"block": size_text, "bytes": size_text, "operations": "{:,}".format}
+
+
+# The lines of the summary and the rows that each stands for.
+SHORT_HEAD = "| what | target | measured |"
+SHORT = {
+    "page-locked memory, 256 MiB and 1 GiB, read and overwrite / fio": (
+        r"page-locked (read|overwrite), \S+ \S+ / fio$"
+    ),
+    "page-locked memory, new files / fio": r"page-locked write of a new file, \S+ \S+ / fio$",
+    "ordinary memory / page-locked": r"ordinary memory (read|overwrite), \S+ \S+ / page-locked$",
+    "synchronous reads on a File, 4 KiB to 1 MiB / fio psync": (
+        r"synchronous read on a File.* (4 KiB|64 KiB|1 MiB) /"
+    ),
+    "synchronous reads by path, less open and close / fio psync": (
+        r"synchronous read by path less.* (4 KiB|64 KiB|1 MiB) /"
+    ),
+    "CPU time, page-locked 1 GiB / fio": "CPU time",
+    "ordinary torch tensors, 256 MiB and 1 GiB / DeepSpeed": (
+        r"ordinary torch.*(256 MiB|1 GiB) / DeepSpeed"
+    ),
+    "the same / fio": "ordinary torch.* / fio",
+    "page-locked torch tensors / DeepSpeed": r"page-locked torch.*(256 MiB|1 GiB) / DeepSpeed",
+    "4 KiB by path from Python / DeepSpeed": "synchronous read by path from Python.* / DeepSpeed",
+    "10,000 small tensors in one call / DeepSpeed": "10,000 tensors",
+    "copy of a hot slot (1 MiB) to cold memory / memcpy": r"copy 1 MiB, hot to cold, .* / memcpy",
+    "copies elsewhere / memcpy": r"copy (?!1 MiB, hot to cold, told).* / memcpy",
+    "libaio and threads / io_uring": r"(libaio|threads) (read|write)",
+    "page-locked memory / what was asked": "page-locked memory for",
+    "AdamW step from NVMe / fio or torch alone": "AdamW.*the drive or torch alone",
+    "AdamW step from NVMe / DeepSpeed ZeRO-3": "AdamW.*ZeRO-3",
+    "inference from NVMe / fio or torch alone": "inference.*the drive or torch alone",
+    "a million operations: time, memory, descriptors": "1,000,000",
+}
+
+
+def short_line(text: str, rows: list[dict[str, Any]]) -> str:
+    """A line of the summary with what the run measured; any other line as it is."""
+    what, target, *_, limit = text[2:-2].split(" | ")
+    if what not in SHORT:
+        return text
+    behind_it = [row for row in rows if re.match(SHORT[what], row["name"])]
+    if not behind_it:
+        raise SystemExit(f"{PAGE}: the run has no row for: {what}")
+    ratios = [f"{row['ratio']:.2f}" for row in sorted(behind_it, key=lambda row: row["ratio"])]
+    measured = ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to {ratios[-1]}"
+    return markdown_line([what, target, measured, verdicts(behind_it), limit])
+
+
+def verdicts(rows: list[dict[str, Any]]) -> str:
+    found = [row["verdict"] for row in rows]
+    words = {
+        "holds": ("holds", "hold"),
+        "misses": ("is missed", "are missed"),
+        "unclear": ("is unclear", "are unclear"),
+    }
+    told = []
+    for verdict, (one, more) in words.items():
+        count = found.count(verdict)
+        if count == len(found):
+            return one
+        if count:
+            told.append(f"{count} {one if count == 1 else more}")
+    return ", ".join(told)
 
 
 def name_of(text: str) -> str:
@@ -70,6 +134,8 @@ def with_results(page: str, results: dict[str, Any]) -> str:
         if names[0] in curves:
             check_head(lines[0], curves[names[0]])
             lines = lines[:2] + curve_lines(curves[names[0]], names[0])
+        elif block.startswith(SHORT_HEAD):
+            lines = lines[:2] + [short_line(text, results["rows"]) for text in lines[2:]]
         elif block.startswith(BEHIND):
             lines = [behind(results)]
         elif rows.keys() & set(names):

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 import page
-from bench import Bench
+from bench import Bench, drive_differs
 from curves import Curve
 from pairs import PAIRS_TO_JUDGE
 from peers import Peers
-from rows import MORE_IS_BETTER, Row
+from rows import MORE_IS_BETTER, NO_TIME, Row
 
 HEAD = ["what / against what", "ours", "other", "unit", "ratio", "95 % interval", "target", ""]
 NUMBERS = (1, 2, 4, 5, 6)
@@ -206,11 +206,27 @@ def same_machine(then: dict[str, str], here: dict[str, str]) -> bool:
     return {**then, **ANY} == {**here, **ANY}
 
 
+def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Where fio at its best is far from what it was: ratios may differ for that alone."""
+
+    def best(run: dict[str, Any]) -> dict[str, float]:
+        speeds = run.get("calibration_gb_per_second", {})
+        return {cell: max(tried.values()) for cell, tried in speeds.items() if tried}
+
+    then, here = best(before), best(now)
+    return [
+        f"fio's {cell} was {then[cell]:.1f} GB/s and is {here[cell]:.1f}"
+        for cell in then.keys() & here.keys()
+        if drive_differs(then[cell], here[cell])
+    ]
+
+
 def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
     """Prints what has fallen since, and what is not there any more where the run is `whole`.
     Returns whether there is any of it."""
     names = {row["name"] for row in now["rows"]}
     whole = whole and before.get("quick") == now.get("quick")  # quick runs have fewer rows
+    names |= {name for name, why in now.get("failed", {}).items() if why == NO_TIME}
     gone = [row["name"] for row in before["rows"] if row["name"] not in names] if whole else []
     worse = fallen(before, now)
     if worse:
@@ -219,6 +235,8 @@ def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
         print(f"not measured any more: {name}")
     if not same_machine(before["machine"], now["machine"]):
         print("the machine is not the same: see 'machine' in both")
+    for cell in other_drive(before, now):
+        print(f"the drive is not as it was: {cell}")
     if before["peers"] != now["peers"]:
         print("the peers are not the same: see 'peers' in both")
     earlier = {row["name"]: row for row in before["rows"]}

@@ -9,6 +9,7 @@ from jobs import JobFailed, Sample
 from pairs import Figure, Target, figure
 
 OURS = "our side: "  # begins the reason where it was our own job that failed
+NO_TIME = "no time for it"  # the reason where a first look ended before its first pair
 
 # Units of which more is better; less of all others.
 MORE_IS_BETTER = ("GB/s",)

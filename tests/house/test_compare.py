@@ -23,7 +23,7 @@ from jobs import Ferry, FioPoint, JobFailed, Sample  # noqa: E402
 from pairs import Target, figure, interval  # noqa: E402
 from peers import Peer, PeerMissing, Peers  # noqa: E402
 from progress import Progress  # noqa: E402
-from rows import Row, speed  # noqa: E402
+from rows import NO_TIME, Row, speed  # noqa: E402
 
 
 def test_the_interval_comes_from_order_statistics():
@@ -111,12 +111,32 @@ def test_against_prints_them_and_what_is_gone(capsys):
 
 def test_settings_of_fio_are_taken_over_from_the_same_machine_only():
     point = {"block_bytes": 1 << 20, "depth": 8, "fixed_buffers": True}
-    before = {"machine": {"disk": "vda", "command": "x"}, "calibration": {"read": point}}
+    before = {
+        "machine": {"disk": "vda", "command": "x"},
+        "calibration": {"read": point, "not timed": point},
+        "calibration_gb_per_second": {"read": {str(FioPoint(**point)): 2.5}},
+    }
     options = argparse.Namespace(calibration=None)
     taken = compare.stored_calibration(options, before, {"disk": "vda", "command": "y"})
-    assert taken == {"read": FioPoint(1 << 20, 8, True)}
+    assert taken == {"read": (FioPoint(1 << 20, 8, True), 2.5)}
     assert compare.stored_calibration(options, before, {"disk": "nvme0n1"}) == {}
     assert compare.stored_calibration(options, None, {}) == {}
+
+
+@pytest.mark.parametrize("speed_now, taken_over", [(2.0, True), (0.9, False), (8.0, False)])
+def test_settings_of_fio_are_taken_over_only_if_the_drive_is_as_fast_as_then(
+    monkeypatch, tmp_path, speed_now, taken_over
+):
+    taking = bench.Bench(tmp_path, tmp_path / "ferry_job", True, Progress())
+    then = FioPoint(12345, 1, False)  # no point of the grid
+    taking.stored = {"read 256 MiB": (then, 2.5)}
+    monkeypatch.setattr(taking, "fio", lambda *_: Sample(gb_per_second=speed_now))
+    assert (taking.best_point("read", 256 << 20) == then) == taken_over
+    speeds = taking.calibration_speeds["read 256 MiB"]
+    assert set(speeds.values()) == {speed_now}
+    before = a_run() | {"calibration_gb_per_second": {"read 256 MiB": {str(then): 2.5}}}
+    now = a_run() | {"calibration_gb_per_second": taking.calibration_speeds}
+    assert bool(results.other_drive(before, now)) == (not taken_over)
 
 
 def ready_row(name, ours, other):
@@ -150,7 +170,23 @@ def test_a_first_look_ends_in_time_and_names_what_it_had_no_time_for():
     failed = {}
     compare.measure([first, last], {"first": 3, "last": 3}, failed, progress, 150)
     assert (len(first.pairs), len(last.pairs)) == (1, 0)
-    assert failed == {"last": compare.NO_TIME}
+    assert failed == {"last": NO_TIME}
+    before = a_run(result("first", "GB/s", 1, 1, 1), result("last", "GB/s", 1, 1, 1))
+    now = a_run(result("first", "GB/s", 1, 1, 1)) | {"failed": failed}
+    assert not results.against(before, now, whole=True), "nobody took it away"
+
+
+def test_ours_may_need_the_environment_of_a_peer_that_is_missing():
+    def missing():
+        raise PeerMissing("no torch here")
+
+    good = Sample(gb_per_second=1)
+    ours = ready_row("ours", missing, lambda: good)
+    other = ready_row("other", lambda: good, missing)
+    failed = {}
+    rows = compare.rehearse([ours, other], failed, Progress())
+    compare.measure(rows, {"ours": 3}, failed, Progress())
+    assert failed == {"ours": "no torch here", "other": "no torch here"}
 
 
 def test_a_peer_that_cannot_be_set_up_costs_its_own_rows_only():
@@ -273,6 +309,24 @@ def test_a_run_is_taken_into_the_page_where_its_rows_stand():
     with pytest.raises(SystemExit, match="a / b"):
         publish.with_results("no table", RUN)
     assert json.loads(publish.compact(RUN)) == RUN
+
+
+def test_the_summary_has_the_range_and_the_verdicts_of_its_rows():
+    name = "ordinary memory / page-locked"
+    row = {"ratio": 0.9, "verdict": "holds"}
+    run = [
+        row | {"name": "ordinary memory read, 1 GiB / page-locked"},
+        row | {"name": "ordinary memory overwrite, 1 GiB / page-locked", "ratio": 0.85},
+        row | {"name": "ordinary memory read, 1 GiB / page-locked while another copies"},
+    ]
+    line = f"| {name} | >= 0.90 | old | old | why it is so |"
+    shown = f"| {name} | >= 0.90 | 0.85 to 0.90 | holds | why it is so |"
+    assert publish.short_line(line, run) == shown
+    run[0]["verdict"] = "misses"
+    assert "| 1 holds, 1 is missed |" in publish.short_line(line, run)
+    assert publish.short_line("| by hand | 1 | 2 | 3 | 4 |", run) == "| by hand | 1 | 2 | 3 | 4 |"
+    with pytest.raises(SystemExit, match=name):
+        publish.short_line(line, [])
 
 
 def test_what_is_behind_is_said_in_words():
