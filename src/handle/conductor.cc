@@ -113,7 +113,7 @@ std::size_t slot_bytes_of(const HandleOptions& options, std::size_t shares) noex
 // enough to do all the same.
 std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
   return std::max(os::last_level_cache_bytes() / 4,
-                  device.disks * auto_queue_depth_min * slot_bytes);
+                  std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
 }
 
 // How much of a transfer the calling thread takes through a slot, where the copy comes last.
