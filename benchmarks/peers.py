@@ -95,7 +95,8 @@ class Peers:
                 self.missing[name] = str(error)
                 raise PeerMissing(str(error)) from error
             done.write_text(recipe)
-        self.versions[name] = self.version(peer, python)
+        if name not in self.versions:
+            self.versions[name] = self.version(peer, python)
         return python
 
     def make(self, peer: Peer, folder: Path, python: Path) -> None:

@@ -216,8 +216,8 @@ def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     then, here = best(before), best(now)
     return [
         f"fio's {cell} was {then[cell]:.1f} GB/s and is {here[cell]:.1f}"
-        for cell in then.keys() & here.keys()
-        if drive_differs(then[cell], here[cell])
+        for cell in then
+        if cell in here and drive_differs(then[cell], here[cell])
     ]
 
 

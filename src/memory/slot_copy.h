@@ -32,8 +32,8 @@ class SlotWay {
     return usual() != trial ? Destination::cold : Destination::any;
   }
 
-  // What a copy that way took. One that was interrupted tells nothing, so no single one decides:
-  // the first counts for as little as it may have taken, all others for twice the usual at most.
+  // What a copy that way took. One that was interrupted tells nothing, so no single one decides: it
+  // counts for twice the usual at most, and the first for `first_cost_max`.
   void took(Destination way, double nanoseconds_per_byte) noexcept {
     double& cost = costs_[static_cast<std::size_t>(way)];
     if (cost == 0) cost = std::min(nanoseconds_per_byte, first_cost_max);

@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <random>
 #include <span>
 #include <vector>
+
+#include "support/pattern.h"
 
 namespace tensorferry::memory {
 namespace {
@@ -64,16 +64,13 @@ TEST(SlotWay, is_not_moved_by_first_copies_that_were_interrupted) {
 }
 
 TEST(SlotCopy, copies_every_byte_whichever_way_it_goes) {
-  std::mt19937 random(7);  // NOLINT(cert-msc51-cpp): the same bytes each time
-  std::vector<std::byte> from(SlotCopy::timed_bytes_min + 4096 + 13);
-  for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+  const std::vector<std::byte> from = support::pattern(SlotCopy::timed_bytes_min + 4096 + 13, 0, 1);
   SlotCopy slot_copy;
   for (const std::size_t bytes : {std::size_t{1}, SlotCopy::timed_bytes_min - 1, from.size()}) {
     for (unsigned i = 0; i < 2 * SlotWay::trial_period; ++i) {
       std::vector<std::byte> slot(from.size() + 1, std::byte{0x5a});
       slot_copy(std::span(slot).first(bytes), std::span(from).first(bytes));
-      ASSERT_TRUE(std::equal(slot.begin(), slot.begin() + static_cast<std::ptrdiff_t>(bytes),
-                             from.begin()));
+      ASSERT_EQ(support::pattern_fault(std::span(slot).first(bytes), 0, 1), "");
       ASSERT_EQ(slot[bytes], std::byte{0x5a});
     }
   }
