@@ -28,8 +28,12 @@ Judgement judge_error(Attempt& attempt, int code) {
 
 }  // namespace
 
+int without_second_meaning(int code) noexcept {
+  return code == ENODATA || code == ETIMEDOUT ? EIO : code;
+}
+
 Judgement judge(Attempt& attempt, std::int32_t result) noexcept {
-  if (result < 0) return judge_error(attempt, -result);
+  if (result < 0) return judge_error(attempt, without_second_meaning(-result));
   if (engines::is_sync(attempt.kind)) return {Verdict::done, 0};
 
   const std::uint32_t end = attempt.done + static_cast<std::uint32_t>(result);
@@ -72,6 +76,10 @@ std::chrono::nanoseconds retry_delay(unsigned fruitless) noexcept {
 std::string hint_for(int code) {
   switch (code) {
     case EIO:
+    case EILSEQ:     // of data protection
+    case ENODEV:     // taken offline
+    case ENOLINK:    // the way to it
+    case EREMOTEIO:  // the target itself
       return "the drive or its driver reported an error; see dmesg and smartctl";
     case EDQUOT:
       return "over the disk quota";
@@ -85,9 +93,10 @@ std::string hint_for(int code) {
       return "the file system refused the request, perhaps for its alignment";
     case EAGAIN:
     case EINTR:
+      return "the kernel kept refusing it for about a second; lower the queue depth";
     case EBUSY:
     case ENOMEM:
-      return "the kernel kept refusing it for about a second; lower the queue depth";
+      return "the system is short of memory, or too busy; lower the queue depth or the block size";
     case EROFS:
       return "the file system is or became read-only; see dmesg";
     default:

@@ -34,6 +34,11 @@ struct Judgement {
   int code = 0;
 };
 
+// Bad sectors reach a direct read as ENODATA, and a drive that does not answer as ETIMEDOUT. Here
+// these mean the end of the file and a deadline, so the drive's become EIO, as buffered reads have
+// them.
+[[nodiscard]] int without_second_meaning(int code) noexcept;
+
 // Judges one completion (bytes moved, or -errno) and brings `attempt` up to date.
 [[nodiscard]] Judgement judge(Attempt& attempt, std::int32_t result) noexcept;
 

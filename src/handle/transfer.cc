@@ -48,7 +48,8 @@ Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile
            ", before the last byte asked for";
   } else if (code == ENOSPC) {
     hint = "the file system is full: " + std::to_string(block.wanted_bytes) +
-           " more bytes are needed here and " + std::to_string(file.free_bytes()) + " are free";
+           " more bytes are needed here and " + std::to_string(file.free_bytes()) +
+           " are free; free space, or write to another drive";
   }
   if (code > engines::cufile_codes_begin) {
     hint = engines::cufile_text(code);
@@ -67,7 +68,7 @@ Error sync_error(engines::RequestKind kind, const files::OpenFile& file, int cod
                 .path = file.path(),
                 .offset = {},
                 .length = {},
-                .code = code,
+                .code = without_second_meaning(code),
                 .hint = "what was written may be lost and a second sync would not tell; write it "
                         "again"});
 }
