@@ -56,7 +56,6 @@ struct Submitted {
 struct Capabilities {
   unsigned buffer_slots = 0;  // how many buffers can be registered; 0: none
   unsigned file_slots = 0;
-  bool async_buffered = false;  // submit() does not block on a descriptor without O_DIRECT
 };
 
 inline constexpr std::size_t registered_buffer_bytes_max = std::size_t{1} << 30;
@@ -102,6 +101,10 @@ class Engine {
 
   // CPU time of threads that the engine runs itself.
   [[nodiscard]] virtual double cpu_seconds() const noexcept { return 0; }
+
+ protected:
+  // How long a reap may sleep while the kernel refuses to watch for wake().
+  static constexpr Nanoseconds unwatched_limit{1'000'000};
 };
 
 // Opens an engine for up to `depth` requests in flight. The Error says which call was refused and

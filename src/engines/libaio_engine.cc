@@ -82,9 +82,8 @@ class LibaioEngine final : public Engine {
   }
 
   int reap(std::span<Completion> out, Nanoseconds limit) override {
-    if (!wake_watched_) {
-      if (const int watched = watch_for_wake(); watched < 0) return watched;
-    }
+    if (!wake_watched_) (void)watch_for_wake();
+    if (!wake_watched_) limit = std::min(limit, unwatched_limit);
     timespec time{.tv_sec = limit.count() / 1'000'000'000,
                   .tv_nsec = limit.count() % 1'000'000'000};
     const auto room = static_cast<long>(std::min(out.size(), events_.size()));

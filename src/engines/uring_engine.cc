@@ -20,8 +20,6 @@ constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
 constexpr std::uint64_t cancel_tag = wake_tag - 1;
 constexpr unsigned buffer_slots_wanted = 1024;
 constexpr unsigned file_slots_wanted = 64;
-// How long a reap may sleep while the kernel refuses to watch for wake().
-constexpr Engine::Nanoseconds unwatched_limit{1'000'000};
 
 // The ring features worth having, best first; each line drops one that older kernels lack. A ring
 // with a single issuer starts disabled, so that attach() can choose the thread.
@@ -45,8 +43,8 @@ std::string why_refused(int code) {
              "kernel.io_uring_disabled; allow io_uring_setup, io_uring_enter and "
              "io_uring_register, or use another engine";
     case ENOSYS:
-      return "this kernel has no io_uring (Linux 5.6 or later has) or a filter hides it; use "
-             "another engine";
+      return "this kernel has no io_uring (Linux 5.11 or later has what is needed) or a filter "
+             "hides it; use another engine";
     case ENOMEM:
       return "not enough memory, or over the memlock limit (ulimit -l); lower the queue depth";
     case EMFILE:
@@ -71,7 +69,7 @@ class UringEngine final : public Engine {
   [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::io_uring; }
 
   [[nodiscard]] Capabilities capabilities() const noexcept override {
-    return {.buffer_slots = buffer_slots_, .file_slots = file_slots_, .async_buffered = true};
+    return {.buffer_slots = buffer_slots_, .file_slots = file_slots_};
   }
 
   int attach() override {
@@ -274,6 +272,11 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
     if (opened != -EINVAL) break;
   }
   if (opened < 0) return refused("io_uring_setup", -opened);
+  if ((ring.features & IORING_FEAT_EXT_ARG) == 0) {
+    // liburing would take the completion of our watch for its own timeout, and we sleep for ever.
+    io_uring_queue_exit(&ring);
+    return refused("io_uring_setup", ENOSYS);
+  }
   static_cast<void>(rings_closed.load(std::memory_order_acquire));
 
   // A child that touched its parent's ring would hang the parent.
