@@ -11,6 +11,7 @@ from ._checkpoints import Checkpoints
 from ._heap import note_freed
 from ._kinds import ELEMENTWISE, check, plain_step
 from ._masters import HALF
+from ._notes import add_note
 from ._rooms import GpuRoom
 from ._subgroups import LEAST_BYTES, Plan, letting_go, open_space, page_up
 from ._tracing import span
@@ -484,13 +485,13 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def _settle(self):
         """Waits for what the last step has written."""
-        writes, self._writes = self._writes, []
         failed = None
-        for operation in writes:
+        for operation in self._writes:
             try:
                 operation.wait()
             except OSError as error:
                 failed = failed or error
+        self._writes = []  # not before: Ctrl-C must not lose one that has failed
         if failed is not None:
             if self._spoiled is None:
                 self._spoiled = (
@@ -513,7 +514,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
                 "are of different steps"
             )
-            error.add_note(self._spoiled + "; load a checkpoint before you go on")
+            add_note(error, self._spoiled + "; load a checkpoint before you go on")
 
     def _check_usable(self):
         if self._space is None or self._space.closed:

@@ -11,6 +11,7 @@ import time
 
 from . import _core
 from ._core import File, Handle, InvalidArgument
+from ._notes import add_note
 
 __all__ = [
     "aio_handle",
@@ -37,6 +38,11 @@ def _report(start, transferred, verbose):
         call = time.perf_counter() - start
         aio = transferred - start
         print(f"Elapsed time(usec): aio = {aio * 1e6} call = {call * 1e6}", flush=True)
+
+
+def _check_validation(file, validate):
+    if validate and isinstance(file, int):
+        raise TypeError("validation reads the file anew: give its name, not a descriptor")
 
 
 def _wrong_size(filename, size, wanted):
@@ -314,9 +320,8 @@ class aio_handle:
         if failures:
             first = failures[0]
             first.others = tuple(failures[1:])
-            if first.others and hasattr(first, "add_note"):
-                for other in first.others:
-                    first.add_note(f"and: {other}")
+            for other in first.others:
+                add_note(first, f"and: {other}")
             raise first
         return len(pending)
 
@@ -340,13 +345,13 @@ class aio_handle:
         return 1
 
     def _now(self, name, buffer, filename, validate, file_offset):
+        _check_validation(filename, validate)
         self._transfer(name, buffer, filename, file_offset)
         if validate:
             _core.validate(buffer, filename, file_offset)
 
     def _start(self, name, buffer, file, validate, file_offset):
-        if validate and isinstance(file, int):
-            raise TypeError("validation reads the file anew: give its name, not a descriptor")
+        _check_validation(file, validate)
         operation = self._transfer(name, buffer, file, file_offset)
         check = (buffer, file, file_offset) if validate else None
         with self._lock:

@@ -25,6 +25,16 @@ def handle():
     return aio_handle()
 
 
+def test_validation_wants_a_name_before_anything_moves(handle, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"before")
+    with open(path, "r+b") as file:
+        for call in (handle.write, handle.read):
+            with pytest.raises(TypeError, match="give its name"):
+                call(bytearray(b"after!"), file.fileno(), True)
+    assert path.read_bytes() == b"before"
+
+
 # ---- one-off functions ---------------------------------------------------------------------------
 
 

@@ -199,6 +199,28 @@ def test_ctrl_c_in_the_middle_of_a_step_is_said(tmp_path, monkeypatch):
     assert_same(mine, theirs)
 
 
+class Interrupted:
+    """A write that has failed, and at whose first wait comes Ctrl-C."""
+
+    waits = 0
+
+    def wait(self):
+        self.waits += 1
+        raise KeyboardInterrupt if self.waits == 1 else OSError(errno.EIO, "it has failed")
+
+
+def test_ctrl_c_while_writes_are_waited_for_loses_no_failure(tmp_path):
+    mine, ours, _, _ = pair(tmp_path, 2)
+    steps(mine, ours, 0, 1)
+    ours._writes.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        ours.state_dict()
+    with pytest.raises(OSError, match="it has failed"):
+        ours.state_dict()
+    with pytest.raises(RuntimeError, match="load a checkpoint"):
+        ours.step()
+
+
 TRAINING = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[1])
