@@ -28,7 +28,8 @@ class Unit:
         self.memory = None  # while it is there, or on its way
         self.beyond = False  # is that memory beyond the limit?
         self.operations = []  # that bring it
-        self.writes = []  # of what its memory holds
+        self.writes = []  # of what its memory holds, until they are known to be good
+        self.failure = None  # of a write that could not even begin
         self.users = 0
         self._versions = []  # of its parameters when they were shown
         residency.units.append(self)
@@ -63,6 +64,8 @@ class Unit:
 
     def begin(self, memory):
         """Starts to bring it into memory."""
+        if self.failure is not None:
+            raise self.failure
         self.hold(memory)
         try:
             with self.residency.reading():
@@ -89,12 +92,9 @@ class Unit:
         self.memory = None
         self.beyond = False
         self.operations = []
-        self.writes = []
 
     def show(self):
-        for operation in self.writes:  # what is being written must not change
-            operation.wait()
-        self.writes = []
+        self.check_written()  # what is being written must not change
         for home in self.homes:
             home.check_unchanged()
         self.residency.note_use(self.memory)
@@ -104,6 +104,10 @@ class Unit:
         except BaseException:
             self.take_away()
             raise
+        self.note_versions()
+
+    def note_versions(self):
+        """What is in the parameters now need not be written."""
         self._versions = [home.version for home in self.homes]
 
     def hide(self):
@@ -138,21 +142,80 @@ class Unit:
             self.take_away()
 
     def write_back(self):
-        writes = []
+        """Starts to write the values that its parameters show."""
         for home in self.homes:
             if home.is_elsewhere(self.memory):
                 home.collect(self.memory)
-            for key, at, nbytes in home._pieces(0, home.numel):
-                at += home.offset
-                writes.append(home.put(key, self.memory[at : at + nbytes]))
-        self.writes = writes
-        self.residency.note_writes(writes)
+        self._write()
 
-    def end(self, restore):
-        if restore:
-            self.residency.enter(self)
+    def _write(self):
+        for operation in self.writes:  # newer values follow: what becomes of these is no matter
+            with contextlib.suppress(OSError):
+                operation.wait()
+        self.writes, self.failure = [], None
+        try:
             for home in self.homes:
-                home.show(home.of(self.memory).clone())
+                for key, at, nbytes in home._pieces(0, home.numel):
+                    at += home.offset
+                    self.writes.append(home.put(key, self.memory[at : at + nbytes]))
+        except BaseException as error:
+            known = isinstance(error, OSError)
+            self.failure = error if known else RuntimeError(f"weights are half written: {error!r}")
+            raise
+        finally:
+            self.residency.note_writes(self)
+
+    def is_written(self):
+        return all(operation.done() for operation in self.writes)
+
+    def forget_written(self):
+        """Lets go of what its writes have used, if they are all done and good."""
+        if self.failure is not None or not self.is_written():
+            return False
+        if any(operation.exception() is not None for operation in self.writes):
+            return False
+        self._wait_written()
+        return True
+
+    def check_written(self):
+        """Waits until what its memory holds is on the drive. What has failed is tried once more:
+        until it is good the memory stays, since the drive has older values."""
+        try:
+            self._wait_written()
+        except (OSError, RuntimeError):
+            if self.memory is None:
+                raise
+            self._write()
+            self._wait_written()
+
+    def _wait_written(self):
+        if self.failure is not None:
+            raise self.failure
+        for operation in self.writes:
+            operation.wait()
+        self.writes = []
+
+    def forgo_writes(self):
+        """What its memory holds need not reach the drive any more. Returns what kept it from it."""
+        failed = (w.exception() for w in self.writes if w.done())
+        failure = self.failure or next((error for error in failed if error is not None), None)
+        self.writes, self.failure = [], None
+        return failure
+
+    def values(self):
+        """Copies of its parameters' values."""
+        if (memory := self.settled_memory()) is not None:
+            return [home.of(memory).clone() for home in self.homes]
+        self.residency.enter(self)
+        try:
+            return [home.of(self.memory).clone() for home in self.homes]
+        finally:
+            self.residency.leave(self)
+
+    def end(self, values=None):
+        """Its parameters get these values, or have none any more."""
+        for home, value in zip(self.homes, values or ()):
+            home.show(value)
         for home in self.homes:
             home.leave()
         self.forget()
@@ -202,7 +265,7 @@ class Residency:
         self.device = torch.device("cpu") if room is None else room.device
         self.units = []
         self.by_storage = {}  # first address of its memory -> unit
-        self._writes = []
+        self._writing = []  # units whose memory may be newer than the drive
         self._lock = threading.RLock()
         self._order = []  # units in the order of the last pass, forward and backward
         self._positions = {}  # unit -> where it is in that order
@@ -263,7 +326,7 @@ class Residency:
                 return memory
             victims = (u for u in self.units if u.memory is not None and u.users == 0)
             if sooner_than is not None:  # what is on its way is not free at once
-                victims = (u for u in victims if u.is_settled())
+                victims = (u for u in victims if u.is_settled() and u.is_written())
             victim = max(victims, key=self._next_use, default=None)
             if victim and (sooner_than is None or self._next_use(victim) > sooner_than):
                 self._evict(victim)
@@ -286,6 +349,7 @@ class Residency:
             return torch.frombuffer(buffer, dtype=torch.uint8)
 
     def _evict(self, unit):
+        unit.check_written()
         operations = unit.operations
         unit.forget()
         for operation in operations:  # until then the memory is not free
@@ -296,13 +360,14 @@ class Residency:
 
     def _take_more(self, unit):
         """All that is left is in use, or held by autograd or by writes under way."""
-        if self._writes:
+        if self._writing:
             self.settle()
             if (memory := self._take_free(unit.nbytes)) is not None:
                 return memory
         if self._overflows == 0:
             _log.warning(
-                "weights in use at once need more than was agreed on: %d bytes more are taken",
+                "weights in use at once need more memory than they were given: %d bytes more are "
+                "taken; raise max_cpu_bytes (on a GPU max_gpu_bytes) or name smaller units",
                 unit.nbytes,
             )
         self._overflows += 1
@@ -363,6 +428,7 @@ class Residency:
     def _give_up(self, unit):
         """Memory beyond the limit is for those alone who use it now."""
         if unit.users == 0 and unit.beyond:
+            unit.check_written()
             unit.forget()
 
     def place_of(self, tensor):
@@ -415,17 +481,22 @@ class Residency:
 
     # --- writes ---
 
-    def note_writes(self, writes):
-        for operation in self._writes:
-            if operation.done() and operation.exception() is None:
-                operation.wait()  # lets go of its memory
-        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
-        self._writes += writes
+    def note_writes(self, unit):
+        with self._lock:
+            others = [u for u in self._writing if u is not unit and not u.forget_written()]
+            self._writing = [*others, unit]
 
     def settle(self):
-        writes, self._writes = self._writes, []
-        for operation in writes:
-            operation.wait()
+        """Waits until the drive has all values."""
+        failure = None
+        with self._lock:
+            for unit in self._writing:
+                try:
+                    unit.check_written()
+                except (OSError, RuntimeError) as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def stats(self):
         return {

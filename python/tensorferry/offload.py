@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ._heap import map_large_blocks
 from ._homes import Home, home_of
+from ._notes import add_note
 from ._offloaded import Offloaded
 from ._residency import Residency, Unit
 from ._rooms import GpuRoom
@@ -177,12 +178,12 @@ class OffloadedParameters(_OnDrive):
         """When not all could be brought out: what has gone comes back."""
         # First what is in memory: it may be nowhere else, and must not give way to the others.
         for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
-            unit.writes = []  # one of them may be what has failed
+            unit.forgo_writes()  # that may be what has failed
             try:
-                unit.end(restore)
+                unit.end(unit.values() if restore else None)
             except OSError:
-                unit.end(restore=False)
-                error.add_note("some weights could not be read back: load the model anew")
+                unit.end()
+                add_note(error, "some weights could not be read back: load the model anew")
         with contextlib.suppress(OSError):
             self._space.close()
 
@@ -210,8 +211,10 @@ class OffloadedParameters(_OnDrive):
         def before_load(_module, _state, _prefix, metadata, *_):
             if metadata.get("assign_to_params_buffers"):
                 raise ValueError("weights on NVMe are loaded by value: use assign=False")
-            for unit in needed:
-                self._residency.enter(unit)
+            with contextlib.ExitStack() as frame:
+                for unit in needed:
+                    self._use(unit, frame)
+                frame.pop_all()  # after_load does it
 
         def after_load(*_):
             for unit in needed:
@@ -300,24 +303,46 @@ class OffloadedParameters(_OnDrive):
             if modify:
                 for unit in units:
                     unit.write_back()
+                    unit.note_versions()
 
     def stats(self):
         """SwapSpace.stats(), and what of the weights is in memory."""
         return self._space.stats() | self._residency.stats()
 
     def close(self, restore=False):
-        """Ends it and removes the files. With restore=True the weights come back into memory;
-        without, the model has none any more."""
+        """Ends it and removes the files. With restore=True the weights come back into memory; if
+        they cannot be read, all stays as it is. Without, the model has none any more."""
         if self._space.closed:
             return
         self._end_calls_that_are_over()
+        failure = None
+        try:
+            self._residency.settle()
+        except (OSError, RuntimeError) as error:
+            failure = None if restore else error  # it is in memory still
+        values = self._values() if restore else {}
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._residency.settle()
         for unit in self._residency.units:
-            unit.end(restore)
+            unit.end(values.get(unit))
         self._space.close()
+        if failure is not None:
+            raise failure
+
+    def _values(self):
+        """Copies of the weights of each unit."""
+        values, unwritten = {}, {}
+        try:
+            # First what is in memory: it may be nowhere else, and must not give way to the others.
+            for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
+                values[unit] = unit.values()
+                unwritten[unit] = unit.forgo_writes()
+        except BaseException:
+            for unit, failure in unwritten.items():
+                unit.failure = failure
+            raise
+        return values
 
     def __enter__(self):
         return self
