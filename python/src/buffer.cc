@@ -202,11 +202,12 @@ void Buffer::take_tensor(nb::handle tensor, Use use, Reach reach) {
 namespace {
 
 // Whether a format of the buffer protocol speaks of addresses of this process: Python objects and
-// pointers. The names of fields stand between colons.
+// pointers. The names of fields stand between colons; Zf, Zd and Zg are complex numbers.
 bool holds_addresses(const char* format) {
   bool in_name = false;
   for (const char* c = format == nullptr ? "" : format; *c != '\0'; ++c) {
     if (*c == ':') in_name = !in_name;
+    if (!in_name && *c == 'Z' && c[1] != '\0' && std::strchr("fdg", c[1]) != nullptr) continue;
     if (!in_name && std::strchr("OPXzZ&", *c) != nullptr) return true;
   }
   return false;
@@ -309,7 +310,7 @@ void Buffer::take_dlpack(nb::handle object, Use use, Reach reach) {
                    " is on a device that is out of reach: bring it to the CPU first");
     }
   }
-  refuse_type("a " + kind_of(object) +
+  refuse_type("an object of type " + kind_of(object) +
               " has no memory to transfer: give a torch tensor, a NumPy array, a bytearray, a "
               "memoryview or anything with DLPack (the buffer comes first, then the file)");
 }

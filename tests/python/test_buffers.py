@@ -52,6 +52,21 @@ def test_every_dtype_of_torch(handle, path, dtype, shape):
     assert bytes_of(target) == raw
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    ["f2", "f8", "i4", "?", "c8", "c16", "G", "M8[s]", "S7", [("name Z", "u1"), ("wave", "c8")]],
+    ids=str,
+)
+def test_dtypes_of_numpy(handle, path, dtype):
+    dtype = np.dtype(dtype)
+    raw = np.random.default_rng(7).bytes(100 * dtype.itemsize)
+    source, target = np.frombuffer(raw, dtype), np.zeros(100, dtype)
+    if dtype.kind == "M":  # it has no buffer protocol
+        source, target = source.view("i8"), target.view("i8")
+    round_trip(handle, path, source, target, raw)
+    assert target.tobytes() == raw
+
+
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
 def test_quantised_tensors_are_bytes(handle, path, dtype):
     source = torch.quantize_per_tensor(torch.randn(100), 0.1, 3, dtype)
