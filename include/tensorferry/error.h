@@ -34,6 +34,9 @@ class TENSORFERRY_EXPORT Error : public std::exception {
   [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept;
   [[nodiscard]] std::optional<std::uint64_t> length() const noexcept;
   [[nodiscard]] int code() const noexcept;
+  // What the system calls the code. Empty where its words would mislead, as the code stands for
+  // something of ours and the hint says what: a deadline, a fork, bytes that differ.
+  [[nodiscard]] const char* system_text() const noexcept;
   [[nodiscard]] const std::string& hint() const noexcept;
 
  private:

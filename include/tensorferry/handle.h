@@ -92,7 +92,8 @@ class TENSORFERRY_EXPORT Handle {
   Operation sync(const File& file, Durability durability = Durability::data);
 
   [[nodiscard]] const HandleOptions& options() const noexcept;  // as given
-  // The engine in use, or that will be once something is queued, and why that one.
+  // The engine in use and why that one. Before anything is queued: what it would be without a
+  // profile, as no drive is known yet.
   [[nodiscard]] std::string_view engine() const;
   [[nodiscard]] std::string engine_reason() const;
   [[nodiscard]] Stats stats() const;

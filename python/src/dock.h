@@ -62,7 +62,7 @@ template <class Opened>
 class DockOf : public Dock {
  public:
   template <class Options>
-  explicit DockOf(const Options& options) : opened_(make(options)) {}
+  DockOf(const char* use, const Options& options) : use_(use), opened_(make(options)) {}
   ~DockOf() override { end(); }
 
   // Calls `use` with what was opened and without the GIL. Another thread may close it meanwhile:
@@ -70,7 +70,7 @@ class DockOf : public Dock {
   template <typename Use>
   auto with(const Use& use) const {
     std::shared_ptr<Opened> held = opened_;
-    if (held == nullptr || closing()) throw invalid("use", "it is closed");
+    if (held == nullptr || closing()) throw invalid(use_, "it is closed; open a new one");
     const Unlocked unlocked;
     const std::shared_ptr<Opened> opened = std::move(held);
     return use(*opened);
@@ -88,6 +88,7 @@ class DockOf : public Dock {
     return std::exchange(opened_, nullptr);
   }
 
+  const char* use_;  // what errors call it: "use handle"
   std::shared_ptr<Opened> opened_;
 };
 

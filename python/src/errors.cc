@@ -2,7 +2,6 @@
 #include <nanobind/stl/string.h>
 
 #include <cerrno>
-#include <cstring>
 #include <optional>
 
 #include "bindings.h"
@@ -14,9 +13,12 @@ namespace {
 PyObject* invalid_argument = nullptr;  // tensorferry.InvalidArgument, alive as long as the module
 
 std::string text_of(const Error& error) {
-  std::string text = error.operation() + ": " + std::strerror(error.code());
-  if (error.offset()) text += ", offset " + std::to_string(*error.offset());
-  if (error.length()) text += ", length " + std::to_string(*error.length());
+  std::string what = error.system_text();
+  const auto add = [&](const std::string& part) { what += (what.empty() ? "" : ", ") + part; };
+  if (error.offset()) add("offset " + std::to_string(*error.offset()));
+  if (error.length()) add("length " + std::to_string(*error.length()));
+  std::string text = error.operation();
+  if (!what.empty()) text += ": " + what;
   if (!error.hint().empty()) text += ": " + error.hint();
   return text;
 }

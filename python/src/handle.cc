@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <limits>
 #include <unordered_map>
 
 #include "bindings.h"
@@ -28,7 +29,7 @@ void make_handle(PyHandle* self, const std::string& engine, nb::handle block_byt
   HandleOptions options =
       handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes");
-  new (self) PyHandle(options);
+  new (self) PyHandle("use handle", options);
 }
 
 std::vector<Buffer> alone(Buffer buffer) {
@@ -98,7 +99,17 @@ void write_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle of
       });
 }
 
-// The transfers of one *_many call. A path that comes often is opened once.
+// By what a file is known that has to be opened: its path, or a NUL and the number of a descriptor.
+// Empty for a File.
+std::string name_of(nb::handle file) {
+  if (PyUnicode_Check(file.ptr()) != 0 || PyBytes_Check(file.ptr()) != 0 ||
+      nb::hasattr(file, "__fspath__")) {
+    return to_path(file);
+  }
+  return PyLong_Check(file.ptr()) != 0 ? std::string(1, '\0') + nb::str(file).c_str() : "";
+}
+
+// The transfers of one *_many call. What comes often is opened once.
 template <typename Transfer>
 struct Many {
   std::vector<Transfer> transfers;
@@ -116,10 +127,9 @@ struct Many {
       Buffer buffer(row[0], use, Reach::gpu_too);
       const std::uint64_t at = fields == 3 ? to_bytes(nb::object(row[2]), "offset") : 0;
       const nb::object file = row[1];
-      if (PyUnicode_Check(file.ptr()) != 0) {
-        const std::string path = to_path(file);
-        auto known = opened.find(path);
-        if (known == opened.end()) known = opened.emplace(path, to_file(file, access)).first;
+      if (const std::string name = name_of(file); !name.empty()) {
+        auto known = opened.find(name);
+        if (known == opened.end()) known = opened.emplace(name, to_file(file, access)).first;
         transfers.push_back({buffer.bytes(), known->second, at, buffer.stream()});
       } else {
         transfers.push_back({buffer.bytes(), to_file(file, access), at, buffer.stream()});
@@ -225,7 +235,7 @@ void bind_life(HandleClass& handle) {
       .def(
           "sync",
           [](PyHandle& self, nb::handle file, const std::string& durability) {
-            const File target = to_file(file, Access::write);
+            const File target = to_file(file, Access::read);  // to write would make a missing one
             const Durability lasting = parse_durability(durability);
             Operation operation =
                 self.with([&](Handle& handle) { return handle.sync(target, lasting); });
@@ -240,7 +250,8 @@ void bind_life(HandleClass& handle) {
           [](const PyHandle& self) {
             return self.with([](Handle& handle) { return std::string(handle.engine()); });
           },
-          "The engine in use, or that will be once something is queued.")
+          "The engine in use. Before anything is queued: what it would be without a profile, as no "
+          "drive is known yet.")
       .def_prop_ro(
           "engine_reason",
           [](const PyHandle& self) {
@@ -253,16 +264,18 @@ void bind_life(HandleClass& handle) {
 
 }  // namespace
 
-// A count of which None means "choose". Zero would mean the same in C++; here it is an error.
-static std::uint64_t chosen(nb::handle number, const char* name, std::uint64_t most) {
+// A count of which None means "choose". Zero would mean the same in C++; here it is an error. What
+// is too large is refused by Handle, which knows its limits.
+template <typename Count>
+static Count chosen(nb::handle number, const char* name) {
   if (number.is_none()) return 0;
   const std::uint64_t value = to_bytes(number, name);
-  if (value == 0 || value > most) {
-    throw invalid("open handle", std::string(name) + " is " + std::to_string(value) +
-                                     "; it must be from 1 to " + std::to_string(most) +
-                                     ", or None for what suits the device");
+  if (value == 0 || value > std::numeric_limits<Count>::max()) {
+    const char* wanted = value == 0 ? "; it must be at least 1, or None for what suits the device"
+                                    : "; that is too large";
+    throw invalid("open handle", name + (" is " + std::to_string(value)) + wanted);
   }
-  return value;
+  return static_cast<Count>(value);
 }
 
 HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
@@ -270,9 +283,9 @@ HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
                              bool overlap) {
   HandleOptions options;
   options.engine = parse_engine_kind(engine);
-  options.block_bytes = chosen(block_bytes, "block_bytes", std::uint64_t{1} << 62);
-  options.queue_depth = static_cast<unsigned>(chosen(queue_depth, "queue_depth", UINT32_MAX));
-  options.workers = static_cast<unsigned>(chosen(workers, "workers", UINT32_MAX));
+  options.block_bytes = chosen<std::size_t>(block_bytes, "block_bytes");
+  options.queue_depth = chosen<unsigned>(queue_depth, "queue_depth");
+  options.workers = chosen<unsigned>(workers, "workers");
   if (submit != "batch" && submit != "single") {
     throw invalid("open handle", "submit is '" + submit + "'; it must be 'batch' or 'single'");
   }

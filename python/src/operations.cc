@@ -35,13 +35,13 @@ double seconds(std::optional<double> timeout) {
 std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
   const std::shared_ptr<Flight> flight = self.flight;
   if (!flight->wait(seconds(timeout))) {
-    throw Error(
-        {.operation = "wait",
-         .path = {},
-         .offset = {},
-         .length = {},
-         .code = ETIMEDOUT,
-         .hint = "the operation is not done after " + std::to_string(*timeout) + " s; it goes on"});
+    throw Error({.operation = "wait",
+                 .path = {},
+                 .offset = {},
+                 .length = {},
+                 .code = ETIMEDOUT,
+                 .hint = "the operation is not done after " + std::to_string(*timeout) +
+                         " s; it goes on: wait again or cancel() it"});
   }
   return flight->operation.bytes();
 }

@@ -55,12 +55,14 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
     if (got) return got;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (Clock::now() >= end || (until != nullptr && until->done())) {
-      throw Error({.operation = "wait for swap buffers",
-                   .path = {},
-                   .offset = {},
-                   .length = {},
-                   .code = ETIMEDOUT,
-                   .hint = "all of them are in use"});
+      throw Error(
+          {.operation = "wait for swap buffers",
+           .path = {},
+           .offset = {},
+           .length = {},
+           .code = ETIMEDOUT,
+           .hint =
+               "all of them are in use; let go of some, wait for writes, or raise buffer_bytes"});
     }
   }
 }
@@ -152,7 +154,7 @@ void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_byt
   options.run = run;
   options.rank = rank;
   options.handle = handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
-  new (self) PySwapSpace(options);
+  new (self) PySwapSpace("use swap space", options);
   for (const auto& note : self->with([](SwapSpace& space) { return space.notes(); })) {
     Dock::log(note);
   }

@@ -284,7 +284,9 @@ class Handle:
 
     @property
     def engine(self) -> str:
-        """The engine in use, or that will be once something is queued."""
+        """
+        The engine in use. Before anything is queued: what it would be without a profile, as no drive is known yet.
+        """
 
     @property
     def engine_reason(self) -> str:

@@ -1,5 +1,6 @@
 #include "tensorferry/error.h"
 
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +15,13 @@ struct Error::State {
 
 namespace {
 
+const char* words_for(const Error::Details& details) noexcept {
+  const bool ours = details.code == ETIMEDOUT || details.code == ECHILD || details.code == EBADMSG;
+  if (ours && !details.hint.empty()) return "";
+  const char* words = strerrordesc_np(details.code);
+  return words != nullptr ? words : "unknown error";
+}
+
 std::string describe(const Error::Details& details) {
   std::string text = details.operation;
   if (!details.path.empty()) text += ": " + details.path;
@@ -23,10 +31,9 @@ std::string describe(const Error::Details& details) {
     text += std::to_string(*details.length);
   }
   if (details.code != 0) {
-    const char* words = strerrordesc_np(details.code);
-    text += ": ";
-    text += words != nullptr ? words : "unknown error";
-    text += " (" + errno_name(details.code) + ")";
+    const std::string words = words_for(details);
+    const std::string name = errno_name(details.code);
+    text += ": " + (words.empty() ? name : words + " (" + name + ")");
   }
   if (!details.hint.empty()) text += ": " + details.hint;
   return text;
@@ -50,6 +57,7 @@ const std::string& Error::path() const noexcept { return state_->details.path; }
 std::optional<std::uint64_t> Error::offset() const noexcept { return state_->details.offset; }
 std::optional<std::uint64_t> Error::length() const noexcept { return state_->details.length; }
 int Error::code() const noexcept { return state_->details.code; }
+const char* Error::system_text() const noexcept { return words_for(state_->details); }
 const std::string& Error::hint() const noexcept { return state_->details.hint; }
 
 }  // namespace tensorferry

@@ -4,8 +4,10 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,25 @@ def test_many_transfers_are_one_operation(handle, path):
     assert handle.read_many([]).wait() == 0
     with pytest.raises(InvalidArgument, match=r"\(buffer, file"):
         handle.read_many([(bytearray(1),)])
+
+
+@pytest.mark.parametrize("kind", [str, os.fsencode, Path, "descriptor"])
+def test_a_file_that_comes_often_is_opened_once(handle, path, kind):
+    """However it is named: 500 descriptors would be too many, and overlaps are seen."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    file = descriptor if kind == "descriptor" else kind(path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[0]), before[1]))
+    try:
+        handle.write_many([(data(100, i), file, 100 * i) for i in range(500)]).wait()
+        back = [bytearray(100) for _ in range(500)]
+        handle.read_many([(part, file, 100 * i) for i, part in enumerate(back)]).wait()
+        assert back == [data(100, i) for i in range(500)]
+        with pytest.raises(InvalidArgument, match="overlap"):
+            handle.write_many([(b"one", file, 0), (b"two", file, 1)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.close(descriptor)
 
 
 def test_an_operation_tells_about_itself(handle, path):
@@ -200,6 +221,9 @@ def test_durability_and_sync(handle, path):
         handle.write_now(b"x" * 5000, path, durability=durability)
     handle.sync(path).wait()
     handle.sync(path, "full").wait()
+    with pytest.raises(FileNotFoundError):
+        handle.sync(path + ".misspelt")
+    assert not os.path.exists(path + ".misspelt")
     with pytest.raises(InvalidArgument, match="'none', 'data' or 'full'"):
         handle.write(b"x", path, durability="very")
 
