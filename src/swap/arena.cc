@@ -1,5 +1,7 @@
 #include "swap/arena.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -24,6 +26,11 @@ Arenas& arenas() {
   static Arenas& all = *new Arenas();
   return all;
 }
+
+// A fork must not copy it while another thread changes it.
+[[maybe_unused]] const int fork_watch =
+    pthread_atfork([] { arenas().mutex.lock(); }, [] { arenas().mutex.unlock(); },
+                   [] { arenas().mutex.unlock(); });
 
 Memory page_locked(std::size_t bytes) {
   auto buffer = std::make_shared<const PinnedBuffer>(bytes);

@@ -158,10 +158,13 @@ Status RunDirectory::lock_shared() {
     const int locked = system_.lock_file(shared_fd_);
     if (locked >= 0) return Nothing{};
     if (locked != -EWOULDBLOCK && locked != -EINTR) {
-      return failure("lock swap directory", -locked, "the file system has no locks");
+      return failure("lock swap directory", -locked,
+                     "the file system has no locks; give a directory on ext4 or xfs");
     }
     if (std::chrono::steady_clock::now() > deadline) {
-      return failure("lock swap directory", ETIMEDOUT, "another process holds it");
+      return failure(
+          "lock swap directory", ETIMEDOUT,
+          "another process has kept it locked for too long; is one stopped there? See fuser");
     }
     std::this_thread::sleep_for(lock_pause);
   }
@@ -220,14 +223,17 @@ Status RunDirectory::make_own(const std::string& run, unsigned rank) {
   }
   if (made < 0) return failure("make swap directory", -made, "check free space and mode");
   own_fd_ = system_.open_at(shared_fd_, name_.c_str(), directory_flags, 0);
-  if (own_fd_ < 0) return failure("open swap directory", -std::exchange(own_fd_, -1), {});
+  if (own_fd_ < 0) {
+    return failure("open swap directory", -std::exchange(own_fd_, -1), "check owner and mode");
+  }
   owner_fd_ = system_.open_at(own_fd_, owner_name,
                               O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (owner_fd_ < 0) {
     return failure("make owner file", -std::exchange(owner_fd_, -1), "check free space");
   }
   if (const int locked = system_.lock_file(owner_fd_); locked < 0) {
-    return failure("lock owner file", -locked, "the file system has no locks");
+    return failure("lock owner file", -locked,
+                   "the file system has no locks; give a directory on ext4 or xfs");
   }
   // For people, and for the note to others; the lock is what counts.
   const std::string line = "process " + pid + " run " + (run.empty() ? pid : as_name(run)) + "\n";

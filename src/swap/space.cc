@@ -60,6 +60,11 @@ Space::~Space() {
   store_->remove_directories();
 }
 
+void Space::reserve(std::uint64_t bytes) {
+  check_generation();
+  store_->reserve(bytes).or_throw();
+}
+
 void Space::check_generation() const {
   if (generation_ == os::fork_generation()) return;
   throw Error({.operation = "use swap space",
@@ -72,7 +77,9 @@ void Space::check_generation() const {
 
 Space::Entry& Space::find(std::string_view key, const char* operation) {
   const auto found = entries_.find(key);
-  if (found == entries_.end()) throw wrong(operation, key, ENOENT, "there is none of that name");
+  if (found == entries_.end()) {
+    throw wrong(operation, key, ENOENT, "there is none of that name; put() it first");
+  }
   return found->second;
 }
 

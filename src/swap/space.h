@@ -46,7 +46,7 @@ class Space {
   bool drop(std::string_view key);
   std::shared_ptr<Mapping> view(std::span<const SwapPart> parts);
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
-  void reserve(std::uint64_t bytes) { store_->reserve(bytes).or_throw(); }
+  void reserve(std::uint64_t bytes);
   [[nodiscard]] SwapStats stats() const;
   [[nodiscard]] const Store& store() const noexcept { return *store_; }
   [[nodiscard]] const Handle& handle() const noexcept { return *handle_; }

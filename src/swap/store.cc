@@ -16,6 +16,9 @@ constexpr std::uint64_t stripe_bytes_min = MiB;
 // Files grow in steps, so that they are made of few extents of the file system.
 constexpr std::uint64_t growth_bytes_max = 256 * MiB;
 
+// How often a signal may interrupt the growing of a file.
+constexpr int interrupts_max = 100;
+
 }  // namespace
 
 Place::~Place() { store_->give_back(pieces_); }
@@ -79,6 +82,9 @@ int Store::grow(Drive& drive, std::uint64_t bytes) {
   for (const std::uint64_t more : {std::max(lacking, align_up(step, page_bytes())), lacking}) {
     const int fd = drive.file.opened()->main_fd();
     int grown = system_.fallocate(fd, 0, total, more);
+    for (int again = 0; grown == -EINTR && again < interrupts_max; ++again) {  // tmpfs
+      grown = system_.fallocate(fd, 0, total, more);
+    }
     if (grown == -EOPNOTSUPP) grown = system_.truncate(fd, total + more);
     if (grown >= 0) {
       drive.extents.grow(more);

@@ -63,7 +63,6 @@ class Store : public std::enable_shared_from_this<Store> {
 
   [[nodiscard]] std::uint64_t file_bytes() const;
   [[nodiscard]] const File& file(std::size_t drive) const { return drives_[drive].file; }
-  [[nodiscard]] std::size_t drive_count() const noexcept { return drives_.size(); }
   [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
