@@ -319,7 +319,7 @@ Device device_of(const std::string& path) {
                  .offset = {},
                  .length = {},
                  .code = -code,
-                 .hint = {}});
+                 .hint = "a path on the drive is wanted"});
   }
   if (S_ISBLK(facts.stx_mode)) return files::device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
   return files::device_of(facts.stx_dev_major, facts.stx_dev_minor);

@@ -18,10 +18,14 @@ namespace {
 // Smaller writes past the end are not worth two more system calls.
 constexpr std::uint64_t reserve_bytes_min = MiB;
 
+// Larger blocks would not fit into the smallest slot.
+constexpr std::size_t offset_alignment_max = 64 * KiB;
+
 std::string hint_for(int code, bool writing) {
   switch (code) {
     case ENOENT:
-      return writing ? "the directory does not exist" : "no such file; check the path";
+      return writing ? "the directory does not exist; make it first"
+                     : "no such file; check the path";
     case EACCES:
     case EPERM:
       return writing ? "no permission to write here; check owner and mode"
@@ -98,7 +102,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .offset = {},
                   .length = {},
                   .code = EINVAL,
-                  .hint = "neither a regular file nor a block device"});
+                  .hint = "neither a regular file nor a block device; give one of these"});
   }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
   int fd = system.open(path.c_str(), common | O_DIRECT, 0666);
@@ -174,7 +178,7 @@ Status OpenFile::adopt(int fd, bool direct) {
                   .offset = {},
                   .length = {},
                   .code = EINVAL,
-                  .hint = "neither a regular file nor a block device"});
+                  .hint = "neither a regular file nor a block device; give one of these"});
   }
   regular_ = S_ISREG(facts.stx_mode);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
@@ -196,6 +200,8 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
         device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes();
   } else if (offset_alignment == 0) {
     direct_reason_ = "the file system does not support O_DIRECT on this file";
+  } else if (offset_alignment > offset_alignment_max) {
+    direct_reason_ = "O_DIRECT wants blocks of " + std::to_string(offset_alignment) + " bytes here";
   }
   if (!direct_reason_.empty()) {
     if (const Result<int> buffered = buffered_fd(); !buffered.ok()) return buffered.error();

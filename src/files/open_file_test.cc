@@ -545,20 +545,31 @@ TEST_F(OpenFileTest, without_o_direct_the_file_is_buffered_with_a_reason) {
   }
 }
 
-// Opens with O_DIRECT, and says that it cannot do it.
-class DirectInNameOnly : public support::FaultySystem {
+// Opens with O_DIRECT, and says that it wants this alignment; with 0, that it cannot do it.
+class Aligned : public support::FaultySystem {
  public:
+  explicit Aligned(unsigned alignment) : alignment_(alignment) {}
   int statx(int fd, unsigned mask, struct statx* facts) override {
     const int got = FaultySystem::statx(fd, mask, facts);
     facts->stx_mask |= STATX_DIOALIGN;
-    facts->stx_dio_mem_align = facts->stx_dio_offset_align = 0;
+    facts->stx_dio_mem_align = facts->stx_dio_offset_align = alignment_;
     return got;
   }
+
+ private:
+  unsigned alignment_;
 };
+
+TEST_F(OpenFileTest, blocks_larger_than_a_slot_are_not_direct) {
+  Aligned small(64 * KiB), large(128 * KiB);
+  EXPECT_TRUE(OpenFile::open(small, make_file("data"), Access::read).or_throw()->direct());
+  const auto file = OpenFile::open(large, make_file("data"), Access::read).or_throw();
+  EXPECT_NE(file->direct_reason().find("131072"), std::string::npos) << file->direct_reason();
+}
 
 TEST_F(OpenFileTest, direct_in_name_only_is_buffered_or_an_error_and_never_direct) {
   const std::string path = make_file("data");
-  DirectInNameOnly system;
+  Aligned system(0);
   const auto buffered = OpenFile::open(system, path, Access::read).or_throw();
   EXPECT_FALSE(buffered->direct());
   EXPECT_FALSE(buffered->direct_reason().empty());
