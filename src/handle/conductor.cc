@@ -199,10 +199,10 @@ Status Conductor::check(Direction direction, const Part& part) const {
                   .hint = hint});
   };
   if (direction == Direction::read && !part.file->readable()) {
-    return refuse(EBADF, "the file was opened for writing only");
+    return refuse(EBADF, "the file was opened for writing only; open it for both");
   }
   if (direction == Direction::write && !part.file->writable()) {
-    return refuse(EBADF, "the file was opened for reading only");
+    return refuse(EBADF, "the file was opened for reading only; open it for both");
   }
   if (part.memory == nullptr && part.bytes > 0) return refuse(EFAULT, "the memory is null");
   constexpr auto end_max = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
@@ -575,6 +575,10 @@ Stats Conductor::stats() {
   stats.latency_ns_p99 = ledger_->latency_ns.percentile(0.99);
   stats.latency_ns_max = ledger_->latency_ns.max();
   if (generation_ == os::fork_generation()) {
+    if (std::string problem = Trace::problem(); !problem.empty()) {
+      ++stats.fallbacks;
+      stats.fallback_reasons.push_back(std::move(problem));
+    }
     const std::lock_guard lock(mutex_);
     for (const Team* team : {&main_, &buffered_, &gds_}) {
       if (team->crew != nullptr) stats.cpu_seconds += team->crew->cpu_seconds();

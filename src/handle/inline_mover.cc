@@ -137,6 +137,7 @@ Status InlineMover::prepare(Slot& slot, const Part& part, const os::GpuFence* fe
   auto found = std::find_if(slot.streams.begin(), slot.streams.end(), of_gpu);
   if (found == slot.streams.end()) {
     (void)slot.memory->register_with_cuda();
+    ledger_->note_unknown_to_cuda(slot.memory->cuda_reason());
     auto stream = os::GpuStream::open(part.gpu);
     if (!stream.ok()) return stream.error();
     slot.streams.push_back(std::move(stream.value()));

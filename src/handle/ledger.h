@@ -45,6 +45,11 @@ class Ledger {
     }
   }
 
+  // Memory of slots that CUDA refused to know, for this reason; empty where it did not.
+  void note_unknown_to_cuda(const std::string& reason) {
+    if (!reason.empty()) note_fallback(reason + "; copies to and from GPUs are slower");
+  }
+
   [[nodiscard]] std::vector<std::string> fallback_reasons() const {
     const std::lock_guard lock(mutex_);
     return reasons_;

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string_view>
 
+#include "base/errno_name.h"
 #include "os/system.h"
 #include "tensorferry/trace.h"
 
@@ -50,6 +53,35 @@ std::string event(const std::string& name, const char* category, std::uint64_t r
          R"(,"args":{)" + arguments + "}}";
 }
 
+// Why there is no trace, or no more of one. Never destroyed, as the Trace itself.
+struct Trouble {
+  std::mutex mutex;
+  std::string text;
+};
+
+Trouble& trouble() {
+  static Trouble& one = *new Trouble();
+  return one;
+}
+
+// 0 or an errno.
+int write_at(int fd, std::string_view text, std::uint64_t offset) {
+  while (!text.empty()) {
+    const ssize_t wrote = os::System::real().pwrite(
+        fd, reinterpret_cast<const std::byte*>(text.data()), text.size(), offset);
+    if (wrote == -EINTR) continue;
+    if (wrote <= 0) return wrote < 0 ? static_cast<int>(-wrote) : EIO;
+    text.remove_prefix(static_cast<std::size_t>(wrote));
+    offset += static_cast<std::uint64_t>(wrote);
+  }
+  return 0;
+}
+
+void note_problem(const std::string& what, int code) {
+  const std::lock_guard lock(trouble().mutex);
+  trouble().text = "TENSORFERRY_TRACE: " + what + ": " + errno_name(code);
+}
+
 }  // namespace
 
 Trace::Trace(int fd) : fd_(fd), generation_(os::fork_generation()) {}
@@ -63,13 +95,22 @@ Trace* Trace::open() noexcept {
   }
   const int fd =
       os::System::real().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return nullptr;
+  if (fd < 0) {
+    note_problem("open " + path, -fd);
+    return nullptr;
+  }
   auto* trace =
       new (std::nothrow) Trace(fd);  // never destroyed: threads may write until the very end
   std::atexit([] {
     if (Trace* last = active()) last->flush();
   });
   return trace;
+}
+
+std::string Trace::problem() {
+  if (Trace* trace = active()) trace->flush();
+  const std::lock_guard lock(trouble().mutex);
+  return trouble().text;
 }
 
 Trace* Trace::active() noexcept {
@@ -100,6 +141,7 @@ void Trace::work(const std::string& name, Time begin, Time end) {
 
 void Trace::add(const std::string& event) {
   const std::lock_guard lock(mutex_);
+  if (ended_) return;
   gathered_ += written_ + gathered_.size() == 0 ? "[\n" : ",\n";
   gathered_ += event;
   if (gathered_.size() >= gathered_max) write_out();
@@ -110,20 +152,20 @@ void Trace::flush() {
   write_out();
 }
 
-// Appends over the closing bracket and writes a new one.
+// Appends over the closing bracket and writes a new one. Where that fails, the file is cut to what
+// it was, and that is the end of the trace.
 void Trace::write_out() {
   if (gathered_.empty()) return;
-  const std::size_t kept = gathered_.size();
-  gathered_ += tail;
-  std::size_t done = 0;
-  while (done < gathered_.size()) {
-    const ssize_t wrote =
-        os::System::real().pwrite(fd_, reinterpret_cast<const std::byte*>(gathered_.data()) + done,
-                                  gathered_.size() - done, written_ + done);
-    if (wrote <= 0) break;
-    done += static_cast<std::size_t>(wrote);
+  const int failed = write_at(fd_, gathered_ + tail, written_);
+  if (failed == 0) {
+    written_ += gathered_.size();
+  } else {
+    const std::string rest = written_ == 0 ? std::string("[") + tail : tail;
+    (void)write_at(fd_, rest, written_);
+    (void)os::System::real().truncate(fd_, written_ + rest.size());
+    ended_ = true;
+    note_problem("write", failed);
   }
-  written_ += kept;
   gathered_.clear();
 }
 

@@ -19,6 +19,9 @@ class Trace {
   // process id. A forked child does not write into its parent's trace.
   [[nodiscard]] static Trace* active() noexcept;
 
+  // Why there is none, or not all of it, although the variable asks for it; else empty.
+  [[nodiscard]] static std::string problem();
+
   void operation(const char* verb, std::uint64_t id, const std::string& path, std::uint64_t bytes,
                  Time begin, Time end, const char* error);
   void request(const char* verb, std::uint64_t operation, std::uint64_t offset, std::uint32_t bytes,
@@ -36,6 +39,7 @@ class Trace {
   const std::uint64_t generation_;
   std::mutex mutex_;
   std::string gathered_;
+  bool ended_ = false;  // the file could not be written
   std::uint64_t written_ = 0;
 };
 

@@ -327,12 +327,13 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
                          .offset = flight.claim.block.offset + attempt.done,
                          .gpu = in_place_on_gpu ? run->gpu : -1,
                          .cufile = in_place_on_gpu ? run->cufile.get() : nullptr});
-    if (flight.buffer_index >= 0) Ledger::add(ledger_.fixed_requests);
   }
   if (attach_error_ != 0) return {0, attach_error_};
   const engines::Submitted submitted = engine_->submit(requests_);
   for (std::size_t i = begin; i < begin + submitted.taken; ++i) {
-    flights_[ready_[i]].stage = Stage::in_flight;
+    Flight& flight = flights_[ready_[i]];
+    flight.stage = Stage::in_flight;
+    if (flight.buffer_index >= 0) Ledger::add(ledger_.fixed_requests);
   }
   in_flight_ += submitted.taken;
   return submitted;
@@ -479,8 +480,7 @@ Status Worker::copy_by_gpu(std::uint32_t index) {
   const Flight& flight = flights_[index];
   if (!slots_known_to_cuda_) {
     slots_known_to_cuda_ = slot_region_->register_with_cuda();
-    const std::string reason = slot_region_->cuda_reason();
-    if (!reason.empty()) ledger_.note_fallback(reason + "; copies to and from GPUs are slower");
+    ledger_.note_unknown_to_cuda(slot_region_->cuda_reason());
   }
   polls_ = 0;
   return copies_.start(index, *flight.claim.run, flight.claim.block, flight.memory,

@@ -196,3 +196,38 @@ def test_errors_can_be_pickled_and_copied(tensor, tmp_path):
             problem.errno, problem.filename, problem.hint)
     problem = raised(InvalidArgument, lambda: aio_handle(0))
     assert pickle.loads(pickle.dumps(problem)).errno == errno.EINVAL
+
+
+def test_a_trace_that_cannot_be_opened_is_said(tmp_path):
+    from programs import check_python
+
+    said = check_python(
+        "import tensorferry; print(*tensorferry.Handle().stats()['fallback_reasons'])",
+        TENSORFERRY_TRACE=str(tmp_path / "missing" / "trace.json"),
+    )
+    assert "TENSORFERRY_TRACE" in said and "missing/trace.json: ENOENT" in said
+
+
+def test_a_trace_that_cannot_go_on_is_said_and_stays_readable(tmp_path):
+    import json
+
+    from programs import check_python
+
+    trace = tmp_path / "trace.json"
+    said = check_python(
+        """
+        import resource, sys
+        import tensorferry
+        handle = tensorferry.Handle()
+        handle.write_now(b"x", sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+        for _ in range(4000):
+            handle.read_now(bytearray(1), sys.argv[1])
+        print(*handle.stats()["fallback_reasons"])
+        handle.close()
+        """,
+        tmp_path / "data",
+        TENSORFERRY_TRACE=str(trace),
+    )
+    assert "TENSORFERRY_TRACE: write: EFBIG" in said
+    assert len(json.loads(trace.read_text())) > 1000
