@@ -3,7 +3,7 @@
     tensorferry report before.json after.json -o report.html
 
 The page holds all it needs, plotly.js too, and asks nobody for anything. docs/results.md describes
-the files. Needs plotly: `pip install 'tensorferry[report]'`.
+the files. Needs plotly: `pip install '.[report]'` in a checkout.
 """
 
 import argparse

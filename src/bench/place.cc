@@ -87,7 +87,7 @@ Place place_of(const std::string& directory) {
   }
   if (error) {
     throw Error(
-        {.operation = "look at",
+        {.operation = "use directory",
          .path = directory,
          .offset = {},
          .length = {},

@@ -136,7 +136,8 @@ void check_writable(const std::string& path) {
   }
   const std::string parent = fs::path(path).parent_path().string();
   if (access(parent.empty() ? "." : parent.c_str(), W_OK) != 0) {
-    throw failure("write", path, errno);
+    throw failure("write", path, errno,
+                  errno == ENOENT ? "its directory does not exist; make it first" : "");
   }
 }
 
@@ -167,7 +168,9 @@ Json read_json(const std::string& path) {
   try {
     return Json::parse(text.str());
   } catch (const Json::parse_error& error) {
-    throw failure("read", path, EBADMSG, error.what());
+    const std::string_view why = error.what();  // "[json.exception...] parse error at line ..."
+    const std::size_t tag = why.find("] ");
+    throw failure("read", path, EBADMSG, std::string(tag == why.npos ? why : why.substr(tag + 2)));
   }
 }
 

@@ -33,7 +33,7 @@ Error failure(const char* operation, const std::string& path, int code) {
 
 void check_space(const std::string& directory, std::uint64_t bytes_needed) {
   struct statvfs facts{};
-  if (statvfs(directory.c_str(), &facts) != 0) throw failure("look at", directory, errno);
+  if (statvfs(directory.c_str(), &facts) != 0) throw failure("use directory", directory, errno);
   const std::uint64_t free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;
   if (free_bytes >= bytes_needed) return;
   throw Error({.operation = "make test files",

@@ -36,8 +36,8 @@ std::uint64_t parse_bytes(const std::string& key, const Json& value) {
   if (value.is_string()) bytes = parse_size(value.get<std::string>());
   if (value.is_number_unsigned()) bytes = value.get<std::uint64_t>();
   if (!bytes || *bytes == 0 || *bytes > GiB) {
-    throw invalid(
-        fmt::format("{}: {} is not a size such as \"256K\" or 1048576", key, value.dump()));
+    throw invalid(fmt::format("{}: {} is not a size up to 1G such as \"256K\" or 1048576", key,
+                              value.dump()));
   }
   return *bytes;
 }
@@ -51,7 +51,9 @@ unsigned parse_count(const std::string& key, const Json& value, unsigned max) {
 }
 
 bool parse_flag(const std::string& key, const Json& value) {
-  if (!value.is_boolean()) throw invalid(fmt::format("{}: {} is not a flag", key, value.dump()));
+  if (!value.is_boolean()) {
+    throw invalid(fmt::format("{}: {} must be true or false", key, value.dump()));
+  }
   return value.get<bool>();
 }
 

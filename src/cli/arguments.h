@@ -45,7 +45,7 @@ CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::
 CLI::Option* add_count(CLI::App& app, const std::string& name, unsigned& value, unsigned min,
                        unsigned max, const std::string& description);
 
-// --engine auto|io_uring|libaio|threads.
+// --engine auto|io_uring|libaio|threads|gds.
 CLI::Option* add_engine(CLI::App& app, EngineKind& engine);
 
 }  // namespace tensorferry::cli

@@ -38,7 +38,7 @@ std::string bash_script(const CLI::App& program) {
   return fmt::format(R"(_tensorferry() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
   case $before in
-    --engine) COMPREPLY=($(compgen -W "auto io_uring libaio threads" -- "$word")); return ;;
+    --engine) COMPREPLY=($(compgen -W "auto io_uring libaio threads gds" -- "$word")); return ;;
     --objective) COMPREPLY=($(compgen -W "read write balanced latency" -- "$word")); return ;;
   esac
   case ${{COMP_WORDS[1]}} in

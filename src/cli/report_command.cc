@@ -29,8 +29,8 @@ import sys
 try:
     from tensorferry.report import main
 except ImportError as error:
-    sys.exit("tensorferry report: %s: the report is made by the Python package; install it with "
-             "`pip install 'tensorferry[report]'` for %s" % (error, sys.executable))
+    sys.exit("tensorferry report: %s: the report is made by the Python package; in a "
+             "checkout run `%s -m pip install '.[report]'`" % (error, sys.executable))
 sys.exit(main(sys.argv[1:]))
 )";
 

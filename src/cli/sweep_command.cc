@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -71,6 +72,20 @@ std::string drop_text(bench::CacheDrop drop) {
 // The sweep as asked for, with files read and engines known.
 bench::SweepOptions complete(const Options& options) {
   bench::SweepOptions sweep = options.sweep;
+  if (!options.space_file.empty()) {
+    sweep.space = bench::parse_space(bench::read_json(options.space_file));
+    if (!sweep.space.engines.empty()) {
+      if (options.gds) {
+        throw Error({.operation = "read the space",
+                     .path = options.space_file,
+                     .offset = {},
+                     .length = {},
+                     .code = EINVAL,
+                     .hint = "it names engines, and --gds names one too; keep one of them"});
+      }
+      sweep.engines = sweep.space.engines;
+    }
+  }
   if (options.gpu || options.gds) {
     (void)bench::Memory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
     sweep.memory = bench::MemoryKind::gpu;
@@ -78,10 +93,6 @@ bench::SweepOptions complete(const Options& options) {
   if (options.gds) {
     sweep.engines = {EngineKind::gds};
     if (const auto refused = bench::try_engine(EngineKind::gds)) throw Error(*refused);
-  }
-  if (!options.space_file.empty()) {
-    sweep.space = bench::parse_space(bench::read_json(options.space_file));
-    if (!sweep.space.engines.empty()) sweep.engines = sweep.space.engines;
   }
   if (!options.engines.empty()) {
     sweep.engines.clear();

@@ -173,6 +173,13 @@ def test_bad_spaces_are_refused_before_anything_is_written(ferry, space):
     assert "--nvme-dir" in ferry("sweep", code=2).stderr
 
 
+def test_engines_are_named_once(ferry, space):
+    (ferry.place / "space.json").write_text(json.dumps({"engine": ["libaio"]}))
+    done = ferry("sweep", *space, "--gds", code=1)
+    assert "space.json" in done.stderr
+    assert "it names engines, and --gds names one too" in done.stderr
+
+
 def test_no_space_for_the_io_size_is_said_before_the_start(ferry, space):
     done = ferry("sweep", *space, "--io_size", "100T", code=1)
     assert "ENOSPC" in done.stderr and "tensorferry point" not in done.stdout
