@@ -81,9 +81,10 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
 
     `config` is the path of the JSON, or a dict. Weights go to NVMe with
     zero_optimization.offload_param, states with offload_optimizer; docs/offload.md lists the keys.
-    An unknown key is an error, and so is one that would change numbers and cannot be honoured. The
-    optimizer is the one of the configuration, over `model_parameters` (default: all), or the given
-    one; call backward(loss), step() and zero_grad() of what is returned for every micro-batch.
+    An unknown key is an error (ConfigError), and so is one that would change numbers and cannot be
+    honoured. The optimizer is the one of the configuration, over `model_parameters` (default: all),
+    or the given one; call backward(loss), step() and zero_grad() of what is returned for every
+    micro-batch. Without either it is None, and the weights stay on NVMe as long as the model lives.
     """
     from ._initialize import initialize as with_torch
 
@@ -95,6 +96,10 @@ def __getattr__(name):
         import importlib
 
         return importlib.import_module("." + name, __name__)
+    if name == "ConfigError":
+        from ._config import ConfigError
+
+        return ConfigError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -14,6 +14,8 @@ REQUIRED = object()
 class ConfigError(ValueError):
     """A configuration that cannot be honoured. Says where and what to do."""
 
+    __module__ = "tensorferry"  # where users find it
+
 
 class Section:
     """A part of the configuration. Reading a key checks it and marks it as known."""
@@ -177,6 +179,7 @@ class Config:
 
     def __init__(self, values, world_size=1):
         self.ignored = []
+        self.world_size = world_size
         top = Section(values, "", self.ignored)
         self._read_batches(top, world_size)
         self.gradient_clipping = top.number("gradient_clipping", 0.0, least=0)
@@ -294,6 +297,8 @@ class Config:
         """Either of the two offload sections; the keys of one are no secret to the other."""
         is_param = section.path("").startswith("zero_optimization.offload_param")
         device = section.choice("device", "none", ("none", "cpu", "nvme"))
+        if device == "cpu":
+            section.machinery("device")
         result = {
             "device": device,
             "nvme_path": section.paths("nvme_path"),

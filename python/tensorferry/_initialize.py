@@ -81,6 +81,12 @@ def _check(config, optimizer, settings, params):
             "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
             "only such an optimizer can step weights that are on the drive"
         )
+    if config.offload_param["device"] == "nvme" and config.world_size > 1:
+        raise ConfigError(
+            f"zero_optimization.offload_param.device is nvme with {config.world_size} ranks: to "
+            "train, DistributedDataParallel and FSDP need weights and gradients in memory; keep "
+            "offload_optimizer and leave offload_param out"
+        )
     if config.scheduler is not None:
         groups = params if optimizer is None else optimizer.param_groups
         groups = [dict(group) for group in groups if isinstance(group, dict)] or [{}]

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import tensorferry
+from tensorferry._config import Config
+from tensorferry._initialize import _check
 
 NVME = {"device": "nvme", "nvme_path": "."}
 
@@ -224,6 +226,21 @@ def test_keys_of_deepspeeds_machinery_are_listed_in_one_warning(caplog):
     [record] = caplog.records
     for key in ("steps_per_print", "zero_optimization.stage", "zero_optimization.sub_group_size"):
         assert key in record.getMessage()
+
+
+def test_what_stays_where_it_is_is_in_that_warning(caplog):
+    settings = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    with caplog.at_level(logging.WARNING, "tensorferry"):
+        tensorferry.initialize(make_model(), {"optimizer": {"type": "AdamW"}} | settings)
+    assert "zero_optimization.offload_optimizer.device" in caplog.text
+
+
+def test_weights_that_are_trained_go_to_nvme_in_one_process_only():
+    offload = {"zero_optimization": {"offload_param": NVME, "offload_optimizer": NVME}}
+    _check(Config(offload, world_size=2), None, {}, ())  # nobody trains
+    training = Config(offload | {"optimizer": {"type": "AdamW"}}, world_size=2)
+    with pytest.raises(tensorferry.ConfigError, match="2 ranks.*leave offload_param out"):
+        _check(training, None, {}, ())
 
 
 def test_adam_is_adamw_unless_it_says_otherwise():
