@@ -13,7 +13,7 @@
 
 namespace tensorferry {
 
-// How long a call took: the transfer alone, and all of it with setting up and validating.
+// How long a call took: until the transfer was done, and until it was validated.
 struct AioElapsed {
   double transfer_us = 0;
   double call_us = 0;

@@ -219,13 +219,17 @@ Result<const Library*> start() {
   const Library* library = load();
   if (library == nullptr) return none(state().problem);
   if (!state().opened) {
-    if (os::cuda() == nullptr) return none("this process does not use CUDA");
+    if (os::cuda() == nullptr) {
+      return none("this process does not use CUDA yet; make a tensor on the GPU first");
+    }
     const CufileError error = library->driver_open();
     if (error.code != 0) return cufile_error("cuFileDriverOpen", error);
     state().opened = true;
     state().generation = os::fork_generation();
   }
-  if (state().generation != os::fork_generation()) return none("cuFile is the parent process's");
+  if (state().generation != os::fork_generation()) {
+    return none("cuFile was opened before fork() and is the parent's; start workers with spawn");
+  }
   return library;
 }
 
@@ -332,7 +336,10 @@ using engines::state;
 
 GdsSupport gds_support() {
   const std::string driver = os::read_text("/proc/driver/nvidia/version");
-  if (driver.empty()) return {GdsMode::none, "there is no NVIDIA driver"};
+  if (driver.empty()) {
+    return {GdsMode::none,
+            "there is no NVIDIA driver; install it, or give the container the GPU (--gpus all)"};
+  }
   {
     const std::lock_guard lock(state().mutex);
     if (engines::load() == nullptr) return {GdsMode::none, state().problem};
@@ -356,7 +363,7 @@ void register_gpu_memory(std::span<std::byte> memory) {
                  .offset = {},
                  .length = memory.size(),
                  .code = EFAULT,
-                 .hint = "the memory is not a GPU's"});
+                 .hint = "the memory is not a GPU's; give a tensor on one"});
   }
   const os::GpuVisit visit(*gpu);
   Status(visit.status()).or_throw();

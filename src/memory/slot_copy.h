@@ -36,8 +36,11 @@ class SlotWay {
   // counts for twice the usual at most, and the first for `first_cost_max`.
   void took(Destination way, double nanoseconds_per_byte) noexcept {
     double& cost = costs_[static_cast<std::size_t>(way)];
-    if (cost == 0) cost = std::min(nanoseconds_per_byte, first_cost_max);
-    cost += (std::min(nanoseconds_per_byte, 2 * cost) - cost) / 4;
+    if (cost == 0) {
+      cost = std::min(nanoseconds_per_byte, first_cost_max);
+    } else {
+      cost += (std::min(nanoseconds_per_byte, 2 * cost) - cost) / 4;
+    }
   }
 
  private:
