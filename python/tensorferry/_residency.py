@@ -110,11 +110,15 @@ class Unit:
         """What is in the parameters now need not be written."""
         self._versions = [home.version for home in self.homes]
 
+    def is_changed(self):
+        """Whether somebody has changed what it shows, as far as autograd knows."""
+        moved = any(home.is_elsewhere(self.memory) for home in self.homes)
+        return moved or self._versions != [home.version for home in self.homes]
+
     def hide(self):
         try:
-            moved = any(home.is_elsewhere(self.memory) for home in self.homes)
-            if moved or self._versions != [home.version for home in self.homes]:
-                self.write_back()  # somebody has changed them
+            if self.is_changed():
+                self.write_back()
         finally:
             self.take_away()
 

@@ -217,8 +217,9 @@ class OffloadedParameters(_OnDrive):
                 frame.pop_all()  # after_load does it
 
         def after_load(*_):
-            for unit in needed:
-                self._residency.leave(unit)
+            with contextlib.ExitStack() as frame:  # all of them, also where one fails
+                for unit in needed:
+                    frame.callback(self._residency.leave, unit)
 
         def fill(_module, state_dict, prefix, _metadata):
             self._fill_state_dict(module, state_dict, prefix)
@@ -278,6 +279,10 @@ class OffloadedParameters(_OnDrive):
             frame.enter_context(hooks)
 
     def _fill_state_dict(self, module, state_dict, prefix):
+        for unit in self._needs.get(module, ()):
+            if unit.users > 0 and unit.is_changed():
+                unit.write_back()
+                unit.note_versions()
         self._residency.settle()
         for name, param in module._parameters.items():
             if param is not None and prefix + name in state_dict:

@@ -134,6 +134,7 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
   {
     std::unique_lock lock(mutex_);
     version->pending = false;
+    version->failed = failed;
     const auto found = entries_.find(key);
     if (found != entries_.end()) {
       auto& versions = found->second.versions;
@@ -357,10 +358,14 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
     std::shared_ptr<Version> version;
     {
       std::unique_lock lock(mutex_);
-      do {
+      for (;;) {
         version = find(part.key, "view").versions.back();
-        if (version->pending) settled_.wait(lock);
-      } while (version->pending);
+        if (!version->pending) break;
+        settled_.wait(lock);
+        if (version->failed) {
+          throw wrong("view", part.key, EIO, "its last write has failed; what was before is there");
+        }
+      }
     }
     if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
       throw wrong("view", part.key, EINVAL,

@@ -61,6 +61,7 @@ class Space {
     std::shared_ptr<Lease> lease;
     CudaStream stream;  // whose work fills the memory, where it is a GPU's
     bool pending = true;
+    bool failed = false;
     unsigned readers = 0;  // of memory that is not ours; the write is not done before they are
   };
 

@@ -1,5 +1,6 @@
 """Drives of a test's own: full ones, and ones that fail."""
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -13,7 +14,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "command"))
 from loop_mount import loop_mount  # noqa: E402
 
-__all__ = ["FailingDrive", "failing_drive", "loop_mount", "memory_mount"]
+__all__ = [
+    "FailingDrive", "failing_drive", "fill_up", "loop_mount", "memory_mount", "overbooked_drive",
+]
 
 
 @contextmanager
@@ -62,3 +65,20 @@ def failing_drive(place, size="256M"):
             yield drive
         finally:
             drive.recover()
+
+
+def fill_up(path):
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(64 << 10))
+
+
+@contextmanager
+def overbooked_drive(place):
+    """An ext4 with more room than there is behind it, and a function that takes what there is: from
+    then on writes to new places fail, and what was written before can be read."""
+    with memory_mount(place, "96M") as memory, loop_mount(memory, size="256M") as point:
+        try:
+            yield point, lambda: fill_up(memory / "filler")
+        finally:
+            (memory / "filler").unlink(missing_ok=True)

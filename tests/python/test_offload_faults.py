@@ -1,6 +1,5 @@
 """Weights that could not be written to the drive: older ones never take their place."""
 
-import contextlib
 import errno
 
 import pytest
@@ -8,27 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tensorferry.offload
-from drives import loop_mount, memory_mount
+from drives import fill_up, loop_mount, overbooked_drive
 
 MiB = 1 << 20
 WIDTH = 1024
-
-
-def fill_up(path):
-    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(64 << 10))
-
-
-@contextlib.contextmanager
-def overbooked_drive(place):
-    """An ext4 with more room than there is behind it, and a function that takes what there is: from
-    then on writes to new places fail, and what was written before can be read."""
-    with memory_mount(place, "96M") as memory, loop_mount(memory, size="256M") as point:
-        try:
-            yield point, lambda: fill_up(memory / "filler")
-        finally:
-            (memory / "filler").unlink(missing_ok=True)
 
 
 def make_model(layers):
@@ -96,3 +78,12 @@ def test_a_full_drive_takes_the_weights_when_there_is_room_again(tmp_path, chang
         assert torch.equal(model(x), torch.zeros(1, WIDTH))
         assert not any(value.any() for value in model.state_dict().values())
         weights.close()
+
+
+def test_a_state_dict_inside_gather_has_what_was_changed_there(tmp_path):
+    model = make_model(3)
+    with tensorferry.offload.parameters(model, tmp_path, max_cpu_bytes=5 * MiB) as weights:
+        with weights.gather(), torch.no_grad():
+            model[1].weight.fill_(3)
+            assert torch.equal(model.state_dict()["1.weight"], torch.full((WIDTH, WIDTH), 3.0))
+        assert torch.equal(model.state_dict()["1.weight"], torch.full((WIDTH, WIDTH), 3.0))

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from drives import failing_drive, loop_mount, memory_mount
+from drives import failing_drive, loop_mount, memory_mount, overbooked_drive
 from programs import check_python, runs
 from swapping import SLOW, MiB, got
 from tensorferry import SwapSpace
@@ -362,6 +362,24 @@ def test_fork_leaves_the_space_to_the_parent(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_a_view_never_has_what_could_not_be_written(tmp_path):
+    """Nor does it pass off what was before: that is there when the failure is known."""
+    old, new = b"1" * (16 * MiB), b"2" * (16 * MiB)
+    with overbooked_drive(tmp_path) as (drive, fill), SwapSpace(drive, buffer_bytes=MiB) as space:
+        space.put("key", old).wait()
+        fill()
+        for _ in range(5):
+            operation = space.put("key", new)
+            try:
+                seen = bytes(space.view([("key", 0, len(new))]))
+            except OSError as error:
+                assert error.errno == errno.EIO
+            else:
+                assert operation.done() and seen == old
+            with pytest.raises(OSError):
+                operation.wait()
 
 
 def test_a_space_is_collected_with_its_files(tmp_path):
