@@ -97,6 +97,7 @@ class Checkpoints:
             own = {name: value for name, value in other.items() if name != "params"}
             group.update(copy.deepcopy(own))
         self._import(states)
+        self._followed.forget()
         self._spoiled = None
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)

@@ -319,6 +319,9 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         if self._loss_scale is not None and "loss_scale" in own:
             self._loss_scale.load_state_dict(own["loss_scale"])
 
+    def __getstate__(self):
+        raise TypeError("what initialize() returns cannot be pickled: save its state_dict()")
+
     def stats(self):
         """What went to and from the drive; empty where nothing does."""
         return self.optimizer.stats() if hasattr(self.optimizer, "stats") else {}

@@ -38,6 +38,11 @@ def check(optimizer):
             if group.get(name):
                 raise ValueError(f"{name}=True does not go with states on NVMe")
         for param in group["params"]:
+            if hasattr(param, "to_local") and type(optimizer) not in ELEMENTWISE:
+                raise ValueError(
+                    f"{type(optimizer).__name__} needs whole parameters, and those of FSDP are "
+                    "spread over the ranks; use an optimizer that steps each element by itself"
+                )
             if local(param).device.type not in ("cpu", "cuda"):
                 raise ValueError(
                     f"a parameter is on {param.device}: parameters on the CPU or on a GPU of CUDA "

@@ -3,6 +3,41 @@
 import torch
 
 HALF = (torch.bfloat16, torch.float16)
+CHUNK = 1 << 20  # elements, so that little memory is needed
+
+
+def follow(master, values):
+    """Where a value is not what its master is rounded to, somebody has changed it: the master takes
+    it over."""
+    master, values = torch.atleast_1d(master, values)
+    rows = max(CHUNK // max(values[:1].numel(), 1), 1)
+    for own, value in zip(master.split(rows), values.split(rows)):
+        changed = own.to(value.dtype) != value
+        own.copy_(torch.where(changed, value.to(own.dtype), own))
+
+
+class Followed:
+    """Which parameters have been changed since the masters were rounded to them. What goes around
+    autograd, through .data, is not seen."""
+
+    def __init__(self):
+        self._versions = {}
+
+    def edited(self, params):
+        return {p for p in params if (v := _version(p)) is None or v != self._versions.get(p)}
+
+    def note(self, params):
+        """These are rounded from their masters now."""
+        self._versions.update({param: _version(param) for param in params})
+
+    def forget(self):
+        self._versions = {}
+
+
+def _version(param):
+    """None where there is none that tells of all changes."""
+    is_distributed = hasattr(param, "to_local")
+    return None if is_distributed or param.is_inference() else param._version
 
 
 class MasterWeights(torch.optim.Optimizer):
@@ -13,6 +48,7 @@ class MasterWeights(torch.optim.Optimizer):
         groups = optimizer.param_groups
         super().__init__([dict(group) for group in groups], optimizer.defaults)
         self._masters = {}  # param -> its copy in fp32
+        self._followed = Followed()
         self._inner = kind([self._with_masters(group) for group in groups], **settings)
 
     def _with_masters(self, group):
@@ -36,7 +72,10 @@ class MasterWeights(torch.optim.Optimizer):
         for outer, inner in zip(self.param_groups, self._inner.param_groups):
             inner.update({name: value for name, value in outer.items() if name != "params"})
         halves = [(p, m) for p, m in self._masters.items() if p is not m and p.grad is not None]
+        edited = self._followed.edited(param for param, _ in halves)
         for param, master in halves:
+            if param in edited:
+                follow(master, param)
             master.grad = param.grad.float()
         if gradient_scale is not None:
             for master in self._masters.values():
@@ -46,6 +85,7 @@ class MasterWeights(torch.optim.Optimizer):
         for param, master in halves:
             master.grad = None
             param.copy_(master)
+        self._followed.note(param for param, _ in halves)
         return loss
 
     def state_dict(self):
@@ -67,3 +107,7 @@ class MasterWeights(torch.optim.Optimizer):
         self._inner.load_state_dict({**state_dict, "state": states})
         for outer, inner in zip(self.param_groups, self._inner.param_groups):
             outer.update({name: value for name, value in inner.items() if name != "params"})
+        self._followed.forget()
+
+    def __getstate__(self):
+        raise TypeError("an optimizer with master weights cannot be pickled: save its state_dict()")

@@ -10,10 +10,10 @@ from . import _gradients, _homes
 from ._checkpoints import Checkpoints
 from ._heap import note_freed
 from ._kinds import ELEMENTWISE, check, plain_step
-from ._masters import HALF
+from ._masters import HALF, Followed, follow
 from ._notes import add_note
 from ._rooms import GpuRoom
-from ._subgroups import LEAST_BYTES, Plan, letting_go, open_space, page_up
+from ._subgroups import LEAST_BYTES, Plan, check_groups, letting_go, open_space, page_up
 from ._tracing import span
 
 _log = logging.getLogger("tensorferry")
@@ -87,6 +87,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._begun = False  # has a step changed anything?
         self._group_changes = []  # (group, its changes) that a step has made
         self._spoiled = None  # why the states cannot be used
+        self._followed = Followed()
+        self._edited = set()  # parameters that somebody has changed since the last step
         self._gradients = _gradients.GradientStore() if offload_gradients else None
         self._plan = Plan(buffer_bytes, type(optimizer) not in ELEMENTWISE)
         self._shards = {}  # param -> its shards
@@ -218,6 +220,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._settle()
         if not any(group.slots for group in self._groups):
             self._cut_for(self.param_groups)
+        check_groups(self.param_groups, self._shards)
         if self._gradients is not None:
             self._gradients.collect()
         self._gradient_scale = gradient_scale
@@ -228,6 +231,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         return loss
 
     def _step_all(self):
+        self._edited = self._followed.edited(
+            param for param, shards in self._shards.items() if shards and shards[0].master
+        )
         work = [(group, active) for group in self._groups if (active := self._active(group))]
         self._begun = False
         self._group_changes = [(group, {}) for group in self.param_groups]
@@ -245,6 +251,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             done = len(work)
             for group, changes in self._group_changes:
                 group.update(changes)
+            self._followed.note({shard.param for _, active in work for shard in active})
             if not self._pipeline_write:
                 self._settle()
         except BaseException as error:
@@ -270,7 +277,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             loads.append(load)
 
     def _active(self, group):
-        return [shard for shard in group.shards if self._has_gradient(shard)]
+        active = [shard for shard in group.shards if self._has_gradient(shard)]
+        for shard in active:
+            if _homes.home_of(shard.param) is None:
+                shard.check_layout()
+        return active
 
     def _has_gradient(self, shard):
         if shard.param.grad is not None:
@@ -312,7 +323,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                     load.operations.append(self._gradients.read(shard, memory[room]))
         for shard, room in homes.items():  # copied, where they are in memory, by who computes
             load.homes[shard] = memory[room]
-            if not (shard.master and shard in known):
+            if not (shard.master and shard in known) or shard.param in self._edited:
                 home = _homes.home_of(shard.param)
                 load.operations += home.read(memory[room], shard.begin, shard.end)
         return load
@@ -382,9 +393,13 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             if shard not in load.active:
                 stepped[shard] = (None, slots)
                 continue
-            tensor = load.values(shard)
-            if shard.master:
-                tensor = slots.pop("master") if "master" in slots else tensor.float()
+            tensor = values = load.values(shard)
+            if shard.master and "master" in slots:
+                tensor = slots.pop("master")
+                if shard.param in self._edited:
+                    follow(tensor, values)
+            elif shard.master:
+                tensor = values.float()
             tensor.grad = self._gradient(load, shard)
             state[tensor] = {**shard.small, **slots}
             if first:
@@ -501,6 +516,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             raise failed
 
     def _fail(self, error, done, total, loads):
+        if self._begun:  # said first of all: another Ctrl-C may come while writes are waited for
+            self._spoiled = self._spoiled or (
+                f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
+                "are of different steps"
+            )
         for load in loads:
             for operation in load.operations:
                 operation.cancel()
@@ -509,11 +529,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             self._settle()
         except OSError:
             pass
-        if self._begun or self._spoiled is not None:
-            self._spoiled = self._spoiled or (
-                f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
-                "are of different steps"
-            )
+        if self._spoiled is not None:
             add_note(error, self._spoiled + "; load a checkpoint before you go on")
 
     def _check_usable(self):

@@ -142,6 +142,18 @@ class Shard:
         """The elements themselves, where they are in memory."""
         return self.cut_like(self.param)
 
+    def check_layout(self):
+        """Refuses a parameter in memory whose elements are not where they were: the step would be
+        that of a copy."""
+        values = local(self.param)
+        moved = not self.whole and values.stride() != self.stride
+        if moved or values.size() != self.size:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(values.size())} and strides {values.stride()} had "
+                f"{tuple(self.size)} and {self.stride} when this optimizer was made: make it after "
+                "changing shapes and memory formats"
+            )
+
     def cut_like(self, tensor):
         """This part of a tensor of the parameter's shape whose memory may be in another order."""
         tensor = local(tensor)
@@ -152,6 +164,17 @@ class Shard:
     def shaped(self, elements):
         """Elements in the order of the parameter's memory, in the shape that is stepped."""
         return elements.as_strided(self.size, self.stride) if self.whole else elements
+
+
+def check_groups(groups, shards):
+    """Refuses to step others than the parameters whose shards these are."""
+    params = {param for group in groups for param in group["params"]}
+    cut_for = {id(own[0].group) for own in shards.values() if own}
+    if params != shards.keys() or not cut_for <= {id(group) for group in groups}:
+        raise RuntimeError(
+            "param_groups has other parameters or groups than this optimizer was made with: use "
+            "add_param_group(), or make a new optimizer"
+        )
 
 
 class SubGroup:

@@ -228,6 +228,45 @@ def test_keys_of_deepspeeds_machinery_are_listed_in_one_warning(caplog):
         assert key in record.getMessage()
 
 
+@pytest.mark.parametrize("states", ["none", "nvme"])
+@pytest.mark.parametrize("weights", ["none", "nvme"])
+def test_weights_that_are_loaded_later_are_what_is_stepped(states, weights):
+    """Before the first step and between two, into parameters that have masters in fp32."""
+    if weights == "nvme" and states == "none":
+        pytest.skip("such weights need states on NVMe")
+    torch.manual_seed(5)
+    loaded = [make_model(torch.bfloat16).state_dict() for _ in range(2)]
+    for values in loaded:
+        for value in values.values():
+            value.normal_()
+    bf16 = {"bf16": {"enabled": True}}
+    model, optimizer = tensorferry.initialize(make_model(), config(states, param=weights) | bf16)
+    other, reference = tensorferry.initialize(make_model(), config("none") | bf16)
+    for values in loaded:
+        model.load_state_dict(values)
+        other.load_state_dict(values)
+        for batch in batches(2, torch.bfloat16):
+            for one, its in ((model, optimizer), (other, reference)):
+                its.backward(one(batch).float().square().mean())
+                its.step()
+                its.zero_grad()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+        assert (value.float() - values[name].float()).abs().max() < 0.5, name
+
+
+@pytest.mark.parametrize("states", ["none", "nvme"])
+def test_what_is_returned_cannot_be_pickled(states):
+    import pickle
+
+    settings = config(states) | {"bf16": {"enabled": True}}
+    _, optimizer = tensorferry.initialize(make_model(), settings)
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(optimizer)
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(optimizer.optimizer)
+
+
 def test_what_stays_where_it_is_is_in_that_warning(caplog):
     settings = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     with caplog.at_level(logging.WARNING, "tensorferry"):

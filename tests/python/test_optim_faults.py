@@ -221,6 +221,27 @@ def test_ctrl_c_while_writes_are_waited_for_loses_no_failure(tmp_path):
         ours.step()
 
 
+def test_a_second_ctrl_c_does_not_make_a_half_step_good(tmp_path, monkeypatch):
+    mine, ours, _, _ = pair(tmp_path, 4)
+    steps(mine, ours, 0, 1)
+    real = torch._fused_adamw_
+    calls = []
+
+    def interrupted(*arguments, **options):
+        calls.append(1)
+        real(*arguments, **options)
+        if len(calls) == 2:
+            ours._writes.append(Interrupted())  # and once more while they are waited for
+            raise KeyboardInterrupt
+
+    give_gradients(1, [], mine)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "_fused_adamw_", interrupted)
+        ours.step()
+    with pytest.raises(RuntimeError, match="a step ended after.*load a checkpoint"):
+        ours.step()
+
+
 TRAINING = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[1])
