@@ -3,14 +3,14 @@
 import torch
 
 HALF = (torch.bfloat16, torch.float16)
-CHUNK = 1 << 20  # elements, so that little memory is needed
+CHUNK = {"cpu": 1 << 16}  # elements at a time, so that little memory is needed
 
 
 def follow(master, values):
     """Where a value is not what its master is rounded to, somebody has changed it: the master takes
     it over."""
     master, values = torch.atleast_1d(master, values)
-    rows = max(CHUNK // max(values[:1].numel(), 1), 1)
+    rows = max(CHUNK.get(values.device.type, 1 << 24) // max(values[:1].numel(), 1), 1)
     for own, value in zip(master.split(rows), values.split(rows)):
         changed = own.to(value.dtype) != value
         own.copy_(torch.where(changed, value.to(own.dtype), own))

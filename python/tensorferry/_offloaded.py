@@ -396,7 +396,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             tensor = values = load.values(shard)
             if shard.master and "master" in slots:
                 tensor = slots.pop("master")
-                if shard.param in self._edited:
+                if shard.param in self._edited and not first:
                     follow(tensor, values)
             elif shard.master:
                 tensor = values.float()

@@ -336,13 +336,15 @@ def test_what_is_behind_is_said_in_words():
 
 
 def test_a_run_of_some_rows_or_few_pairs_is_not_shown():
-    row = {"name": "a / b", "pairs": [[1, 1]] * 6}
+    row = {"name": "a / b", "target": "", "pairs": [[1, 1]] * 6}
     run = {"quick": False, "machine": {"command": "compare.py"}, "rows": [row]}
     assert not publish.not_to_be_shown(run)
     assert publish.not_to_be_shown(run | {"quick": True})
     assert publish.not_to_be_shown(run | {"machine": {"command": "compare.py --rows a"}})
     few = run | {"rows": [row | {"pairs": [[1, 1]] * 5}]}
     assert "a / b" in publish.not_to_be_shown(few)
+    short_of_the_method = run | {"rows": [row | {"target": ">= 1", "pairs": [[1, 1]] * 19}]}
+    assert "a / b" in publish.not_to_be_shown(short_of_the_method)
 
 
 def test_the_page_shows_the_run_that_is_kept():
