@@ -30,6 +30,7 @@ from curves import Curve, curves, million
 from drive_rows import drive_rows
 from jobs import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
 from offload_rows import offload_rows
+from pairs import PAIRS
 from peer_rows import import_rows, peer_rows
 from peers import PeerMissing, Peers
 from progress import Progress
@@ -38,8 +39,8 @@ from torch_rows import torch_rows
 
 # More than this used by others disturbs a pair.
 BYSTANDER_CORES_MAX = 0.5
-# With a target, without one, rounds of a curve.
-PAIRS, PAIRS_WITHOUT_TARGET, ROUNDS = 20, 10, 5
+# Of a row without a target; rounds of a curve.
+PAIRS_WITHOUT_TARGET, ROUNDS = 10, 5
 # For a first look, and when its last pair begins: what follows takes a few seconds.
 QUICK_PAIRS, QUICK_SECONDS = 3, 260
 SCRATCH_BYTES, SCRATCH_BYTES_QUICK = 40 * 10**9, 10 * 10**9

@@ -56,6 +56,8 @@ class Figure:
 
 # With fewer pairs the interval is their range, and says little.
 PAIRS_TO_JUDGE = 6
+# What the method wants for a row with a target.
+PAIRS = 20
 
 
 def standing(low: float, high: float, more_is_better: bool) -> str:

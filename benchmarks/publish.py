@@ -21,7 +21,7 @@ from typing import Any
 
 from jobs import ROOT, size_text
 from page import markdown_line
-from pairs import PAIRS_TO_JUDGE
+from pairs import PAIRS, PAIRS_TO_JUDGE
 from results import cells
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -157,7 +157,11 @@ def not_to_be_shown(results: dict[str, Any]) -> str:
         return "it is a quick one"
     if "--rows" in results["machine"]["command"]:
         return "it has some rows only"
-    few = [row["name"] for row in results["rows"] if len(row["pairs"]) < PAIRS_TO_JUDGE]
+    few = [
+        row["name"]
+        for row in results["rows"]
+        if len(row["pairs"]) < (PAIRS if row["target"] else PAIRS_TO_JUDGE)
+    ]
     return f"these rows have too few pairs: {'; '.join(few)}" if few else ""
 
 
