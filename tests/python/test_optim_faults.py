@@ -172,11 +172,8 @@ def test_offload_to_a_full_drive_leaves_the_optimizer_its_states(tmp_path):
     assert_same(mine, theirs)
 
 
-def test_ctrl_c_in_the_middle_of_a_step_is_said(tmp_path, monkeypatch):
-    mine, ours, theirs, reference = pair(tmp_path, 3)
-    steps(mine, ours, 0, 1)
-    steps(theirs, reference, 0, 1)
-    saved(mine, ours, tmp_path / "checkpoint")
+def interrupt(monkeypatch, params, optimizer, meanwhile=lambda: None):
+    """Ctrl-C in the second sub-group of a step; just before it something else may happen."""
     real = torch._fused_adamw_
     calls = []
 
@@ -184,13 +181,22 @@ def test_ctrl_c_in_the_middle_of_a_step_is_said(tmp_path, monkeypatch):
         calls.append(1)
         real(*arguments, **options)
         if len(calls) == 2:
+            meanwhile()
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "_fused_adamw_", interrupted)
-        give_gradients(1, [], mine)
+        give_gradients(1, [], params)
         with pytest.raises(KeyboardInterrupt):
-            ours.step()
+            optimizer.step()
+
+
+def test_ctrl_c_in_the_middle_of_a_step_is_said(tmp_path, monkeypatch):
+    mine, ours, theirs, reference = pair(tmp_path, 3)
+    steps(mine, ours, 0, 1)
+    steps(theirs, reference, 0, 1)
+    saved(mine, ours, tmp_path / "checkpoint")
+    interrupt(monkeypatch, mine, ours)
     with pytest.raises(RuntimeError, match="load a checkpoint"):
         ours.step()
     restore(mine, ours, tmp_path / "checkpoint")
@@ -224,20 +230,8 @@ def test_ctrl_c_while_writes_are_waited_for_loses_no_failure(tmp_path):
 def test_a_second_ctrl_c_does_not_make_a_half_step_good(tmp_path, monkeypatch):
     mine, ours, _, _ = pair(tmp_path, 4)
     steps(mine, ours, 0, 1)
-    real = torch._fused_adamw_
-    calls = []
-
-    def interrupted(*arguments, **options):
-        calls.append(1)
-        real(*arguments, **options)
-        if len(calls) == 2:
-            ours._writes.append(Interrupted())  # and once more while they are waited for
-            raise KeyboardInterrupt
-
-    give_gradients(1, [], mine)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch, "_fused_adamw_", interrupted)
-        ours.step()
+    # The second comes while writes are waited for.
+    interrupt(monkeypatch, mine, ours, meanwhile=lambda: ours._writes.append(Interrupted()))
     with pytest.raises(RuntimeError, match="a step ended after.*load a checkpoint"):
         ours.step()
 
