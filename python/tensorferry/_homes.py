@@ -36,6 +36,7 @@ class Home:
         self.nbytes = self.numel * self.dtype.itemsize
         self.offset = 0  # in the memory of its unit
         self._mapped = lambda: None  # what view() has given out
+        self._puts = {}  # key -> the last write of that tensor
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
@@ -151,7 +152,8 @@ class Home:
     def put(self, key, piece):
         """Starts to write one of its tensors."""
         self._mapped = lambda: None
-        return self.space.put(key, piece)
+        self._puts[key] = self.space.put(key, piece)
+        return self._puts[key]
 
     def view(self):
         """The values as they are on the drive, mapped: the same tensor for all that share them."""
@@ -161,6 +163,8 @@ class Home:
         return mapped
 
     def _view(self):
+        for operation in self._puts.values():  # one that an optimizer has begun may have failed
+            operation.wait()
         pieces = self._pieces(0, self.numel)
         parts = [(key, 0, min(nbytes, self.nbytes - at)) for key, at, nbytes in pieces]
         if not parts:

@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import copy
 import logging
 import threading
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Unit:
         self.writes = []  # of what its memory holds, until they are known to be good
         self.failure = None  # of a write that could not even begin
         self.users = 0
+        self.shown = False  # do its parameters have its memory?
+        self.moved = False  # have they ever had it?
         self._versions = []  # of its parameters when they were shown
         residency.units.append(self)
 
@@ -54,18 +57,17 @@ class Unit:
         return all(operation.done() for operation in self.operations)
 
     def wait(self):
-        operations, self.operations = self.operations, []
         try:
-            for operation in operations:
+            for operation in self.operations:
                 operation.wait()
         except BaseException:
             self.forget()
             raise
+        self.operations = []
 
     def begin(self, memory):
         """Starts to bring it into memory."""
-        if self.failure is not None:
-            raise self.failure
+        self._check_failure()
         self.hold(memory)
         try:
             with self.residency.reading():
@@ -105,10 +107,17 @@ class Unit:
             self.take_away()
             raise
         self.note_versions()
+        self.shown = True
 
     def note_versions(self):
         """What is in the parameters now need not be written."""
         self._versions = [home.version for home in self.homes]
+
+    def bump_versions(self):
+        """What it shows has changed, also where autograd has not seen it."""
+        for home in self.homes:
+            if home.version is not None:
+                torch.autograd.graph.increment_version(home.param)
 
     def is_changed(self):
         """Whether somebody has changed what it shows, as far as autograd knows."""
@@ -123,6 +132,7 @@ class Unit:
             self.take_away()
 
     def take_away(self):
+        self.shown = False
         for home in self.homes:
             home.show(home.absent)
 
@@ -132,10 +142,11 @@ class Unit:
         self.users = 1
         with torch.no_grad():
             for home in self.homes:
-                values = home.of(self.memory)
                 if home.param not in empty:
-                    values.copy_(home.param)
-                home.param.data = values
+                    home.of(self.memory).copy_(home.param)
+            for home in self.homes:  # not before all are there
+                home.param.data = home.of(self.memory)
+        self.moved = True
 
     def bring_out(self):
         """And from there to the drive."""
@@ -147,6 +158,9 @@ class Unit:
 
     def write_back(self):
         """Starts to write the values that its parameters show."""
+        # Until they are all under way: Ctrl-C may come, and the drive has older ones.
+        self.failure = RuntimeError("weights are half written")
+        self.residency.note_writes(self)
         for home in self.homes:
             if home.is_elsewhere(self.memory):
                 home.collect(self.memory)
@@ -163,8 +177,10 @@ class Unit:
                     at += home.offset
                     self.writes.append(home.put(key, self.memory[at : at + nbytes]))
         except BaseException as error:
-            known = isinstance(error, OSError)
-            self.failure = error if known else RuntimeError(f"weights are half written: {error!r}")
+            if isinstance(error, OSError):
+                self.failure = copy.copy(error)  # without the frames that it comes from
+            else:
+                self.failure = RuntimeError(f"weights are half written: {error!r}")
             raise
         finally:
             self.residency.note_writes(self)
@@ -174,12 +190,16 @@ class Unit:
 
     def forget_written(self):
         """Lets go of what its writes have used, if they are all done and good."""
-        if self.failure is not None or not self.is_written():
-            return False
-        if any(operation.exception() is not None for operation in self.writes):
+        if self.has_failed() or not self.is_written():
             return False
         self._wait_written()
         return True
+
+    def has_failed(self):
+        """Whether its memory is newer than the drive and could not be written."""
+        return self.failure is not None or any(
+            operation.done() and operation.exception() is not None for operation in self.writes
+        )
 
     def check_written(self):
         """Waits until what its memory holds is on the drive. What has failed is tried once more:
@@ -192,19 +212,22 @@ class Unit:
             self._write()
             self._wait_written()
 
-    def _wait_written(self):
+    def _check_failure(self):
         if self.failure is not None:
-            raise self.failure
+            raise copy.copy(self.failure)
+
+    def _wait_written(self):
+        self._check_failure()
         for operation in self.writes:
             operation.wait()
         self.writes = []
 
     def forgo_writes(self):
-        """What its memory holds need not reach the drive any more. Returns what kept it from it."""
-        failed = (w.exception() for w in self.writes if w.done())
-        failure = self.failure or next((error for error in failed if error is not None), None)
+        """What its memory holds need not reach the drive any more."""
+        for operation in self.writes:
+            with contextlib.suppress(OSError):
+                operation.wait()
         self.writes, self.failure = [], None
-        return failure
 
     def values(self):
         """Copies of its parameters' values."""
@@ -328,16 +351,23 @@ class Residency:
         while True:
             if (memory := self._take_free(unit.nbytes)) is not None:
                 return memory
-            victims = (u for u in self.units if u.memory is not None and u.users == 0)
+            victims = [u for u in self.units if u.memory is not None and u.users == 0]
             if sooner_than is not None:  # what is on its way is not free at once
-                victims = (u for u in victims if u.is_settled() and u.is_written())
-            victim = max(victims, key=self._next_use, default=None)
+                victims = [u for u in victims if u.is_settled() and u.forget_written()]
+            victim = max(victims, key=self._expendability, default=None)
             if victim and (sooner_than is None or self._next_use(victim) > sooner_than):
-                self._evict(victim)
+                try:
+                    self._evict(victim)
+                except (OSError, RuntimeError):  # what cannot be written stays: others may go
+                    if all(u.has_failed() for u in victims):
+                        raise
                 continue
             if sooner_than is not None:
                 return None
             return self._take_more(unit)
+
+    def _expendability(self, unit):
+        return not unit.has_failed(), self._next_use(unit)
 
     def _take_free(self, nbytes):
         if self.room is not None:
@@ -365,7 +395,8 @@ class Residency:
     def _take_more(self, unit):
         """All that is left is in use, or held by autograd or by writes under way."""
         if self._writing:
-            self.settle()
+            with contextlib.suppress(OSError, RuntimeError):  # it is said where it is used
+                self.settle()
             if (memory := self._take_free(unit.nbytes)) is not None:
                 return memory
         if self._overflows == 0:
@@ -489,6 +520,29 @@ class Residency:
         with self._lock:
             others = [u for u in self._writing if u is not unit and not u.forget_written()]
             self._writing = [*others, unit]
+
+    def write_changed(self, units):
+        """Starts to write those of them that are shown and that somebody has changed."""
+        with self._lock:
+            for unit in units:
+                if unit.shown and unit.is_changed():
+                    unit.write_back()
+                    unit.note_versions()
+
+    def write_all(self, units):
+        """Starts to write what they show, whether autograd has seen a change or not."""
+        failure = None
+        with self._lock:
+            for unit in units:  # where Ctrl-C keeps one from being written now, leaving does it
+                unit.bump_versions()
+            for unit in units:
+                unit.note_versions()
+                try:
+                    unit.write_back()
+                except (OSError, RuntimeError) as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def settle(self):
         """Waits until the drive has all values."""

@@ -180,7 +180,7 @@ class OffloadedParameters(_OnDrive):
         for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
             unit.forgo_writes()  # that may be what has failed
             try:
-                unit.end(unit.values() if restore else None)
+                unit.end(unit.values() if restore and unit.moved else None)
             except OSError:
                 unit.end()
                 add_note(error, "some weights could not be read back: load the model anew")
@@ -211,15 +211,16 @@ class OffloadedParameters(_OnDrive):
         def before_load(_module, _state, _prefix, metadata, *_):
             if metadata.get("assign_to_params_buffers"):
                 raise ValueError("weights on NVMe are loaded by value: use assign=False")
-            with contextlib.ExitStack() as frame:
+            frame = self._begin_call(module, _frame_of_load())
+            try:
                 for unit in needed:
                     self._use(unit, frame)
-                frame.pop_all()  # after_load does it
+            except BaseException:
+                self._leave(module)
+                raise
 
         def after_load(*_):
-            with contextlib.ExitStack() as frame:  # all of them, also where one fails
-                for unit in needed:
-                    frame.callback(self._residency.leave, unit)
+            self._leave(module)
 
         def fill(_module, state_dict, prefix, _metadata):
             self._fill_state_dict(module, state_dict, prefix)
@@ -234,12 +235,10 @@ class OffloadedParameters(_OnDrive):
         ]
 
     def _enter(self, module, needed):
-        self._end_calls_that_are_over()
+        torchs = sys._getframe(3)  # after our two hooks: torch's, which lasts as long as the call
+        frame = self._begin_call(module, torchs)
         if module is self._model:
             self._residency.begin_pass()
-        frame = contextlib.ExitStack()
-        torchs = sys._getframe(3)  # after our two hooks: torch's, which lasts as long as the call
-        self._calls().append((module, frame, torchs))
         for unit in needed:
             self._use(unit, frame)
         if torch.is_grad_enabled():
@@ -248,6 +247,13 @@ class OffloadedParameters(_OnDrive):
             # It would keep what it has made of all the weights until autocast ends.
             torch.set_autocast_cache_enabled(False)
             frame.callback(torch.set_autocast_cache_enabled, True)
+
+    def _begin_call(self, module, torchs):
+        """What is to be undone when a call of torch is over, whose frame that is."""
+        self._end_calls_that_are_over()
+        frame = contextlib.ExitStack()
+        self._calls().append((module, frame, torchs))
+        return frame
 
     def _leave(self, module):
         calls = self._calls()
@@ -279,10 +285,8 @@ class OffloadedParameters(_OnDrive):
             frame.enter_context(hooks)
 
     def _fill_state_dict(self, module, state_dict, prefix):
-        for unit in self._needs.get(module, ()):
-            if unit.users > 0 and unit.is_changed():
-                unit.write_back()
-                unit.note_versions()
+        self._end_calls_that_are_over()
+        self._residency.write_changed(self._needs.get(module, ()))
         self._residency.settle()
         for name, param in module._parameters.items():
             if param is not None and prefix + name in state_dict:
@@ -296,6 +300,7 @@ class OffloadedParameters(_OnDrive):
         """Inside, all weights of a module (of the model, if none is named) are in memory, whatever
         that takes. What is changed in place goes to the drive at the end; with modify=True all
         does, also what was changed through .data or numpy, which torch does not notice."""
+        self._end_calls_that_are_over()
         module = self._model if module is None else module
         inside = set(module.modules())
         units = {unit: None for m, needed in self._needs.items() if m in inside for unit in needed}
@@ -306,9 +311,7 @@ class OffloadedParameters(_OnDrive):
                 self._save_places(frame)
             yield module
             if modify:
-                for unit in units:
-                    unit.write_back()
-                    unit.note_versions()
+                self._residency.write_all(units)
 
     def stats(self):
         """SwapSpace.stats(), and what of the weights is in memory."""
@@ -337,16 +340,17 @@ class OffloadedParameters(_OnDrive):
 
     def _values(self):
         """Copies of the weights of each unit."""
-        values, unwritten = {}, {}
+        units = self._residency.units
+        only_here = [unit for unit in units if unit.has_failed()]
+        for unit in only_here:
+            unit.users += 1  # it must not give way to the others
         try:
-            # First what is in memory: it may be nowhere else, and must not give way to the others.
-            for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
-                values[unit] = unit.values()
-                unwritten[unit] = unit.forgo_writes()
-        except BaseException:
-            for unit, failure in unwritten.items():
-                unit.failure = failure
-            raise
+            values = {unit: unit.values() for unit in units}
+        finally:
+            for unit in only_here:
+                unit.users -= 1
+        for unit in units:
+            unit.forgo_writes()
         return values
 
     def __enter__(self):
@@ -371,6 +375,17 @@ def _check(model):
         if param.layout != torch.strided:
             raise ValueError(f"{name} is {param.layout}: only dense weights can go to NVMe")
         check_dense(param)
+
+
+def _frame_of_load():
+    """That of who has called torch's _load_from_state_dict(): the children are loaded there too."""
+    name = "_load_from_state_dict"
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    while frame.f_back is not None and frame.f_code.co_name == name:
+        frame = frame.f_back
+    return frame
 
 
 def _unit_modules(module, one_unit, seen):
