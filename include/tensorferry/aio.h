@@ -28,7 +28,8 @@ TENSORFERRY_EXPORT int aio_read(std::span<std::byte> buffer, const std::string& 
                                 bool overlap_events = true, bool validate = false,
                                 AioElapsed* elapsed = nullptr);
 
-// Leaves a file that holds exactly `buffer`: a missing one is made, a longer one is cut.
+// Leaves a file that holds exactly `buffer`: a missing one is made, which its user alone may read,
+// and a longer one is cut.
 TENSORFERRY_EXPORT int aio_write(std::span<const std::byte> buffer, const std::string& filename,
                                  std::size_t block_size = std::size_t{1} << 20,
                                  unsigned queue_depth = 128, bool single_submit = false,

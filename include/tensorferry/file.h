@@ -20,10 +20,14 @@ enum class Access : std::uint8_t { read, write, read_write };
 // members may be called from any thread. Operations in flight keep the file open by themselves.
 class TENSORFERRY_EXPORT File {
  public:
-  // Opens by path. With write access a missing file is created (mode 0666 less the umask). An
-  // existing file is never truncated. Throws Error for missing files, directories, FIFOs, lack of
-  // permission and so on, with a hint.
-  [[nodiscard]] static File open(const std::string& path, Access access);
+  // What a new file allows whom, less the umask, if nothing else is said.
+  static constexpr unsigned usual_permissions = 0666;
+
+  // Opens by path. With write access a missing file is created, with `permissions` less the umask.
+  // An existing file is never truncated. Throws Error for missing files, directories, FIFOs, lack
+  // of permission and so on, with a hint.
+  [[nodiscard]] static File open(const std::string& path, Access access,
+                                 unsigned permissions = usual_permissions);
 
   // Uses a descriptor that the caller keeps and may close at any time (it is duplicated). It may be
   // O_DIRECT, O_RDONLY, O_WRONLY or O_RDWR; O_APPEND, which ignores offsets, is refused.

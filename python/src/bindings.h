@@ -30,7 +30,8 @@ void bind_swap(nb::module_& module);
 [[nodiscard]] nb::object as_exception(const Error& error);
 
 // A Python number as a count of bytes or an offset. Throws invalid() when it is negative or huge.
-[[nodiscard]] std::uint64_t to_bytes(nb::handle number, const char* name);
+[[nodiscard]] std::uint64_t to_bytes(nb::handle number, const char* name,
+                                     const char* operation = "transfer");
 
 // The settings that everything with a Handle in it has. None: what suits the device.
 [[nodiscard]] HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,

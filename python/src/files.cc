@@ -27,9 +27,10 @@ struct PyFile {
   }
 };
 
-File open_path(const std::string& path, Access access) {
+File open_path(const std::string& path, Access access,
+               unsigned permissions = File::usual_permissions) {
   const Unlocked unlocked;  // a slow or remote file system must not stop Python
-  return File::open(path, access);
+  return File::open(path, access, permissions);
 }
 
 Access parse_access(const std::string& text) {
@@ -103,8 +104,8 @@ static void bind_facts(FileClass& file) {
 void bind_files(nb::module_& module) {
   FileClass file(module, "File", R"(An open file: direct (O_DIRECT) and buffered, as needed.
 
-A missing file is made when it may be written; an existing one is never cut. Opening once saves
-the opening at every transfer.
+A missing file is made when it may be written, with `permissions` less the umask; an existing one
+is never cut. Opening once saves the opening at every transfer.
 
 >>> import tensorferry
 >>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
@@ -114,12 +115,14 @@ the opening at every transfer.
 )");
   file.def(
           "__init__",
-          [](PyFile* self, nb::handle path, const std::string& access) {
-            new (self) PyFile{open_path(to_path(path), parse_access(access))};
+          [](PyFile* self, nb::handle path, const std::string& access, unsigned permissions) {
+            new (self) PyFile{open_path(to_path(path), parse_access(access), permissions)};
           },
-          nb::arg("path"), nb::arg("access") = "read",
+          nb::arg("path"), nb::arg("access") = "read", nb::kw_only(),
+          nb::arg("permissions") = File::usual_permissions,
           nb::sig("def __init__(self, path: str | bytes | os.PathLike, access: "
-                  "Literal['read', 'write', 'read_write'] = 'read') -> None"))
+                  "Literal['read', 'write', 'read_write'] = 'read', *, permissions: int = 0o666) "
+                  "-> None"))
       .def_static(
           "borrow",
           [](int descriptor) {

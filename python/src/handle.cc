@@ -28,7 +28,7 @@ void make_handle(PyHandle* self, const std::string& engine, nb::handle block_byt
                  bool overlap, nb::handle slot_bytes) {
   HandleOptions options =
       handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
-  if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes");
+  if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes", "open handle");
   new (self) PyHandle("use handle", options);
 }
 
@@ -116,7 +116,6 @@ struct Many {
   std::vector<Buffer> buffers;
 
   Many(nb::handle list, Use use, Access access) {
-    std::unordered_map<std::string, File> opened;
     for (const nb::handle item : nb::iter(list)) {
       const nb::object row = nb::steal(PySequence_Tuple(item.ptr()));
       if (!row.is_valid()) throw nb::python_error();
@@ -126,21 +125,26 @@ struct Many {
       }
       Buffer buffer(row[0], use, Reach::gpu_too);
       const std::uint64_t at = fields == 3 ? to_bytes(nb::object(row[2]), "offset") : 0;
-      const nb::object file = row[1];
-      if (const std::string name = name_of(file); !name.empty()) {
-        auto known = opened.find(name);
-        if (known == opened.end()) known = opened.emplace(name, to_file(file, access)).first;
-        transfers.push_back({buffer.bytes(), known->second, at, buffer.stream()});
-      } else {
-        transfers.push_back({buffer.bytes(), to_file(file, access), at, buffer.stream()});
-      }
+      transfers.push_back({buffer.bytes(), open(row[1], access), at, buffer.stream()});
       buffers.push_back(std::move(buffer));
     }
+    opened_.clear();
   }
 
   PyOperation launch(PyHandle& handle, Operation operation) {
     return handle.launch(std::move(operation), std::move(buffers));
   }
+
+ private:
+  File open(const nb::object& file, Access access) {
+    const std::string name = name_of(file);
+    if (name.empty()) return to_file(file, access);
+    const auto known = opened_.find(name);
+    if (known != opened_.end()) return known->second;
+    return opened_.emplace(name, to_file(file, access)).first->second;
+  }
+
+  std::unordered_map<std::string, File> opened_;
 };
 
 PyOperation read_many(PyHandle& self, nb::handle transfers) {
@@ -186,11 +190,15 @@ nb::dict stats(const PyHandle& self) {
 
 std::string describe(const PyHandle& self) {
   if (self.closed()) return "<tensorferry.Handle: closed>";
-  const auto [now, engine] = self.with(
-      [](Handle& handle) { return std::pair(handle.stats(), std::string(handle.engine())); });
-  return "<tensorferry.Handle: " + engine + ", " + std::to_string(now.operations) +
-         " operations, " + std::to_string(now.read_bytes) + " bytes read, " +
-         std::to_string(now.written_bytes) + " written>";
+  try {
+    const auto [now, engine] = self.with(
+        [](Handle& handle) { return std::pair(handle.stats(), std::string(handle.engine())); });
+    return "<tensorferry.Handle: " + engine + ", " + std::to_string(now.operations) +
+           " operations, " + std::to_string(now.read_bytes) + " bytes read, " +
+           std::to_string(now.written_bytes) + " written>";
+  } catch (const Error& error) {  // as in a forked child
+    return "<tensorferry.Handle: " + error.hint() + ">";
+  }
 }
 
 using HandleClass = nb::class_<PyHandle>;
@@ -269,7 +277,7 @@ void bind_life(HandleClass& handle) {
 template <typename Count>
 static Count chosen(nb::handle number, const char* name) {
   if (number.is_none()) return 0;
-  const std::uint64_t value = to_bytes(number, name);
+  const std::uint64_t value = to_bytes(number, name, "open handle");
   if (value == 0 || value > std::numeric_limits<Count>::max()) {
     const char* wanted = value == 0 ? "; it must be at least 1, or None for what suits the device"
                                     : "; that is too large";

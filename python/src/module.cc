@@ -9,14 +9,14 @@
 
 namespace tensorferry::python {
 
-std::uint64_t to_bytes(nb::handle number, const char* name) {
+std::uint64_t to_bytes(nb::handle number, const char* name, const char* operation) {
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
   if (!index.is_valid()) throw nb::python_error();
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow != 0 || value < 0) {
     const std::string text = nb::str(index).c_str();
-    throw invalid("transfer",
+    throw invalid(operation,
                   std::string(name) + " is " + text + "; it must be from 0 to 9223372036854775807");
   }
   return static_cast<std::uint64_t>(value);

@@ -18,8 +18,8 @@ class File:
     """
     An open file: direct (O_DIRECT) and buffered, as needed.
 
-    A missing file is made when it may be written; an existing one is never cut. Opening once saves
-    the opening at every transfer.
+    A missing file is made when it may be written, with `permissions` less the umask; an existing one
+    is never cut. Opening once saves the opening at every transfer.
 
     >>> import tensorferry
     >>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
@@ -28,7 +28,7 @@ class File:
     7
     """
 
-    def __init__(self, path: str | bytes | os.PathLike, access: Literal['read', 'write', 'read_write'] = 'read') -> None: ...
+    def __init__(self, path: str | bytes | os.PathLike, access: Literal['read', 'write', 'read_write'] = 'read', *, permissions: int = 0o666) -> None: ...
 
     @staticmethod
     def borrow(descriptor: int) -> File:

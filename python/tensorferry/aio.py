@@ -23,11 +23,32 @@ __all__ = [
 ]
 
 
-def _settings(block_size, queue_depth, single_submit, overlap_events, workers):
+# Files that are made are the user's alone, as DeepSpeed's are.
+_PERMISSIONS = 0o600
+
+_OFFSET_MOST = (1 << 63) - 1
+
+# The most of each setting that a Handle takes, by DeepSpeed's names.
+MOST = {"block_size": 1 << 30, "queue_depth": 4096, "intra_op_parallelism": 256}
+
+
+def _check_setting(name, value):
+    if not 1 <= operator.index(value) <= MOST[name]:
+        hint = f"{name} is {value}; it must be from 1 to {MOST[name]}"
+        error = InvalidArgument(errno.EINVAL, f"open handle: {hint}")
+        error.operation, error.hint = "open handle", hint
+        error.offset = error.length = None
+        raise error
+
+
+def _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism=1):
+    _check_setting("block_size", block_size)
+    _check_setting("queue_depth", queue_depth)
+    _check_setting("intra_op_parallelism", intra_op_parallelism)
     return dict(
         block_bytes=block_size,
         queue_depth=queue_depth,
-        workers=workers,
+        workers=intra_op_parallelism,
         submit="single" if single_submit else "batch",
         overlap=bool(overlap_events),
     )
@@ -55,6 +76,14 @@ def _wrong_size(filename, size, wanted):
     return error
 
 
+def _wrong_offset(operation, file, file_offset):
+    hint = f"file_offset is {file_offset}; it must be from 0 to {_OFFSET_MOST}"
+    error = InvalidArgument(errno.EINVAL, f"{operation}: {hint}", file)
+    error.operation, error.offset, error.hint = operation, None, hint
+    error.length = None
+    return error
+
+
 def aio_read(
     buffer,
     filename,
@@ -73,7 +102,7 @@ def aio_read(
     """
     start = time.perf_counter()
     with (
-        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events, 1)) as handle,
+        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events)) as handle,
         File(filename) as file,
     ):
         size, wanted = file.size, _core.byte_count(buffer)
@@ -102,8 +131,8 @@ def aio_write(
     start = time.perf_counter()
     size = _core.byte_count(buffer)
     with (
-        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events, 1)) as handle,
-        File(filename, "write") as file,
+        Handle(**_settings(block_size, queue_depth, single_submit, overlap_events)) as handle,
+        File(filename, "write", permissions=_PERMISSIONS) as file,
     ):
         handle.write_now(buffer, file)
         if file.size > size:
@@ -140,11 +169,7 @@ class pin_handle:
         """
         import torch
 
-        # DeepSpeed has published the keyword as example_tenosr.
-        example = misspelt.pop("example_tenosr", example_tensor)
-        if misspelt or example is None:
-            wrong = ", ".join(misspelt) or "none"
-            raise TypeError(f"new_cpu_locked_tensor() needs example_tensor; got {wrong}")
+        example = _example("new_cpu_locked_tensor", example_tensor, misspelt)
         num_elem = operator.index(num_elem)
         if num_elem < 0:
             raise ValueError(f"num_elem is {num_elem}; it must not be negative")
@@ -185,7 +210,8 @@ class aio_handle:
 
     Any buffer, size, alignment and offset will do. Calls from many threads are fine; a synchronous
     call completes its own operation only. queue_depth is per worker, of which there are
-    intra_op_parallelism.
+    intra_op_parallelism. What is being written must not change before wait() has returned, also
+    where it is not page-locked: it is written from where it is.
 
     >>> import tensorferry
     >>> handle = tensorferry.aio_handle()
@@ -205,8 +231,9 @@ class aio_handle:
         overlap_events=False,
         intra_op_parallelism=1,
     ):
-        workers = intra_op_parallelism
-        self._open(_settings(block_size, queue_depth, single_submit, overlap_events, workers))
+        self._open(
+            _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
+        )
         self._block_size = block_size
         self._queue_depth = queue_depth
         self._single_submit = bool(single_submit)
@@ -216,12 +243,16 @@ class aio_handle:
         self._pending = []  # (operation, None or what to validate)
 
     def __repr__(self):
+        try:
+            engine = f"engine {self.engine}"
+        except OSError as error:  # as in a forked child
+            engine = error.hint
         return (
-            f"<tensorferry.aio_handle: block_size={self._block_size}, "
+            f"<tensorferry.{type(self).__name__}: block_size={self._block_size}, "
             f"queue_depth={self._queue_depth}, single_submit={self._single_submit}, "
             f"overlap_events={self._overlap_events}, "
             f"intra_op_parallelism={self._intra_op_parallelism}, {len(self._pending)} pending, "
-            f"engine {self.engine}>"
+            f"{engine}>"
         )
 
     def get_block_size(self):
@@ -295,7 +326,10 @@ class aio_handle:
         return self._start("read", buffer, _one_of(filename, fd), False, file_offset)
 
     def async_pwrite(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts to write and returns 0; wait() counts it. `filename` may be a descriptor."""
+        """Starts to write and returns 0; wait() counts it. `filename` may be a descriptor.
+
+        The buffer must stay as it is until then: no copy is taken.
+        """
         return self._start("write", buffer, _one_of(filename, fd), False, file_offset)
 
     def wait(self):
@@ -306,17 +340,20 @@ class aio_handle:
         with self._lock:
             pending, self._pending = self._pending, []
         failures = []
-        for operation, check in pending:
-            try:
-                operation.wait()
-                if check is not None:
-                    _core.validate(*check)
-            except Exception as failure:
-                failures.append(failure)
-            except BaseException:  # Ctrl-C: all stays pending, so that no failure is lost
-                with self._lock:
-                    self._pending[:0] = pending
-                raise
+        try:
+            for operation, check in pending:
+                try:
+                    operation.wait()
+                    if check is not None:
+                        _core.validate(*check)
+                except Exception as failure:
+                    if not operation.done():  # it is not its own: a signal's handler has raised it
+                        raise
+                    failures.append(failure)
+        except BaseException:  # as Ctrl-C: all stays pending, so that no failure is lost
+            with self._lock:
+                self._pending[:0] = pending
+            raise
         if failures:
             first = failures[0]
             first.others = tuple(failures[1:])
@@ -363,6 +400,14 @@ class aio_handle:
 
     def _transfer(self, name, buffer, file, file_offset):
         """Calls the method of that name of a Handle."""
+        if not 0 <= operator.index(file_offset) <= _OFFSET_MOST:
+            raise _wrong_offset(name.removesuffix("_now"), file, file_offset)
+        if name.startswith("write") and not isinstance(file, (int, File)):
+            _core.byte_count(buffer)  # what cannot be written makes no file
+            file = File(file, "write", permissions=_PERMISSIONS)
+        return self._move(name, buffer, file, file_offset)
+
+    def _move(self, name, buffer, file, file_offset):
         return getattr(self._handle, name)(buffer, file, file_offset)
 
 
@@ -399,10 +444,11 @@ class gds_handle(aio_handle):
         """As in DeepSpeed: 512, whatever the number of workers."""
         return 512
 
-    def new_pinned_device_tensor(self, num_elem, example_tensor):
+    def new_pinned_device_tensor(self, num_elem, example_tensor=None, **misspelt):
         """A 1-D tensor of the example's dtype on the current CUDA device."""
         import torch
 
+        example = _example("new_pinned_device_tensor", example_tensor, misspelt)
         count = operator.index(num_elem)
         if count < 0:
             raise ValueError(f"num_elem is {count}; it must not be negative")
@@ -412,7 +458,7 @@ class gds_handle(aio_handle):
             error.operation, error.hint = "new_pinned_device_tensor", hint
             error.offset = error.length = None
             raise error
-        tensor = torch.empty(count, dtype=example_tensor.dtype, device="cuda")
+        tensor = torch.empty(count, dtype=example.dtype, device="cuda")
         self.pin_device_tensor(tensor)
         return tensor
 
@@ -438,7 +484,7 @@ class gds_handle(aio_handle):
             _core.unregister_gpu_memory(tensor)
         return True
 
-    def _transfer(self, name, buffer, file, file_offset):
+    def _move(self, name, buffer, file, file_offset):
         if self._direct is not None and getattr(buffer, "is_cuda", False):
             try:
                 return getattr(self._direct, name)(buffer, file, file_offset)
@@ -446,7 +492,16 @@ class gds_handle(aio_handle):
                 if getattr(refused, "operation", None) != "use GPUDirect Storage":
                     raise
                 self._reason = str(refused)  # not for this file
-        return super()._transfer(name, buffer, file, file_offset)
+        return super()._move(name, buffer, file, file_offset)
+
+
+def _example(function, example_tensor, misspelt):
+    # DeepSpeed has published the keyword as example_tenosr.
+    example = misspelt.pop("example_tenosr", example_tensor)
+    if misspelt or example is None:
+        wrong = ", ".join(misspelt) or "none"
+        raise TypeError(f"{function}() needs example_tensor; got {wrong}")
+    return example
 
 
 def _check_on_gpu(tensor):

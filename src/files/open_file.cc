@@ -80,7 +80,7 @@ bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
 bool OpenFile::writable() const noexcept { return open_flags_ != O_RDONLY; }
 
 Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::string& path,
-                                                 Access access) {
+                                                 Access access, unsigned permissions) {
   const int flags = access == Access::read ? O_RDONLY : access == Access::write ? O_WRONLY : O_RDWR;
   std::shared_ptr<OpenFile> file(new OpenFile(system, path, flags));
   if (path.find('\0') != std::string::npos) {
@@ -105,11 +105,11 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
-  int fd = system.open(path.c_str(), common | O_DIRECT, 0666);
+  int fd = system.open(path.c_str(), common | O_DIRECT, permissions);
   const bool direct = fd >= 0;
   if (fd == -EINVAL) {
     file->direct_reason_ = "the file system refuses O_DIRECT";
-    fd = system.open(path.c_str(), common, 0666);
+    fd = system.open(path.c_str(), common, permissions);
   }
   if (fd < 0) return file->failure("open", -fd);
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
@@ -305,16 +305,16 @@ void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes) {
   system_.fallocate(direct_fd_, 0, begin, end - begin);
 }
 
-File open(os::System& system, const std::string& path, Access access) {
-  return File(OpenFile::open(system, path, access).or_throw());
+File open(os::System& system, const std::string& path, Access access, unsigned permissions) {
+  return File(OpenFile::open(system, path, access, permissions).or_throw());
 }
 
 }  // namespace tensorferry::files
 
 namespace tensorferry {
 
-File File::open(const std::string& path, Access access) {
-  return files::open(os::System::real(), path, access);
+File File::open(const std::string& path, Access access, unsigned permissions) {
+  return files::open(os::System::real(), path, access, permissions);
 }
 
 File File::borrow(int descriptor) {

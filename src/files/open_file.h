@@ -19,9 +19,9 @@ namespace tensorferry::files {
 class OpenFile {
  public:
   // As File::open and File::borrow, with errors as values.
-  [[nodiscard]] static Result<std::shared_ptr<OpenFile>> open(os::System& system,
-                                                              const std::string& path,
-                                                              Access access);
+  [[nodiscard]] static Result<std::shared_ptr<OpenFile>> open(
+      os::System& system, const std::string& path, Access access,
+      unsigned permissions = File::usual_permissions);
   [[nodiscard]] static Result<std::shared_ptr<OpenFile>> borrow(os::System& system, int descriptor);
   ~OpenFile();
   OpenFile(const OpenFile&) = delete;
@@ -76,6 +76,7 @@ class OpenFile {
 };
 
 // A File over any System, as tests need it. Throws like File::open.
-[[nodiscard]] File open(os::System& system, const std::string& path, Access access);
+[[nodiscard]] File open(os::System& system, const std::string& path, Access access,
+                        unsigned permissions = File::usual_permissions);
 
 }  // namespace tensorferry::files

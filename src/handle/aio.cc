@@ -20,6 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t validate_chunk_bytes = MiB;
+// The user's alone, as what DeepSpeed writes.
+constexpr unsigned permissions = 0600;
 
 double us_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
@@ -39,6 +41,7 @@ HandleOptions one_off(std::size_t block_size, unsigned queue_depth, bool single_
   }
   return {.block_bytes = block_size,
           .queue_depth = queue_depth,
+          .workers = 1,
           .submit = single_submit ? Submit::single : Submit::batch,
           .overlap = overlap_events ? Overlap::on : Overlap::off};
 }
@@ -82,7 +85,7 @@ int aio_write(std::span<const std::byte> buffer, const std::string& filename,
               bool validate, AioElapsed* elapsed) {
   const Clock::time_point start = Clock::now();
   Handle handle(one_off(block_size, queue_depth, single_submit, overlap_events));
-  File file = File::open(filename, Access::write);
+  File file = File::open(filename, Access::write, permissions);
   handle.write_now(buffer, file);
   if (file.size() > buffer.size()) file.resize(buffer.size());
   if (elapsed != nullptr) elapsed->transfer_us = us_since(start);

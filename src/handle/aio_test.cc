@@ -42,6 +42,21 @@ TEST_F(AioTest, a_longer_file_is_cut) {
   EXPECT_EQ(support::read_whole_file(path), support::pattern(1000, 0, 2));
 }
 
+TEST_F(AioTest, a_new_file_is_the_users_alone_and_an_old_one_stays_what_it_was) {
+  const auto mode = [this] {
+    struct stat facts{};
+    EXPECT_EQ(::stat(path.c_str(), &facts), 0);
+    return facts.st_mode & 07777U;
+  };
+  const mode_t before = ::umask(0022);
+  aio_write(support::pattern(1000, 0, 1), path);
+  EXPECT_EQ(mode(), 0600U);
+  ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+  aio_write(support::pattern(1000, 0, 2), path);
+  EXPECT_EQ(mode(), 0644U);
+  ::umask(before);
+}
+
 TEST_F(AioTest, a_file_of_another_size_is_an_error_that_names_both) {
   aio_write(support::pattern(1000, 0, 1), path);
   for (const std::size_t size : {std::size_t{0}, std::size_t{999}, std::size_t{1001}}) {

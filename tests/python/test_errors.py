@@ -100,21 +100,97 @@ def test_the_end_of_the_address_space_of_files(tensor, path):
 
 @pytest.mark.parametrize(
     "settings", [dict(block_size=0), dict(block_size=-4096), dict(queue_depth=0),
-                 dict(queue_depth=10**9), dict(queue_depth=-1)], ids=str
+                 dict(queue_depth=10**9), dict(queue_depth=-1), dict(block_size=2 << 30)], ids=str
 )
 def test_settings_out_of_range(tensor, path, settings):
-    raised(
-        InvalidArgument,
-        lambda: aio_handle(**settings),
-        lambda: aio_write(tensor, path, **settings),
-        code=errno.EINVAL,
-    )
+    [(name, value)] = settings.items()
+    for call in (lambda: aio_handle(**settings), lambda: aio_write(tensor, path, **settings)):
+        problem = raised(InvalidArgument, call, code=errno.EINVAL, operation="open handle")
+        assert problem.hint.startswith(f"{name} is {value}; it must be from 1 to ")
     assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("name", ["block_size", "queue_depth", "intra_op_parallelism"])
+def test_settings_are_numbers(name):
+    for wrong in (None, 1.5, "8"):
+        with pytest.raises(TypeError):
+            aio_handle(**{name: wrong})
+
+
+def test_the_largest_settings_are_those_of_a_handle():
+    handle = aio_handle(1 << 30, 4096, intra_op_parallelism=256)
+    assert handle.get_queue_depth() == 4096
+    for name, most in dict(block_bytes=1 << 30, queue_depth=4096, workers=256).items():
+        raised(InvalidArgument, lambda: Handle(**{name: most + 1}))
 
 
 @pytest.mark.parametrize("workers", [0, -1, 10**6])
 def test_workers_out_of_range(workers):
-    raised(InvalidArgument, lambda: aio_handle(intra_op_parallelism=workers), code=errno.EINVAL)
+    problem = raised(
+        InvalidArgument, lambda: aio_handle(intra_op_parallelism=workers), code=errno.EINVAL
+    )
+    assert "intra_op_parallelism" in problem.hint
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63])
+def test_a_wrong_offset_is_named_as_it_was_given(tensor, path, offset):
+    handle = aio_handle()
+    for call in (handle.sync_pwrite, handle.sync_pread, handle.async_pwrite, handle.async_pread):
+        problem = raised(InvalidArgument, lambda: call(tensor, path, offset))
+        assert f"file_offset is {offset}" in problem.hint
+    assert not os.path.exists(path) and handle.wait() == 0
+
+
+def test_what_cannot_be_written_makes_no_file(path):
+    for call in (aio_handle().sync_pwrite, aio_handle().async_pwrite, aio_write):
+        with pytest.raises((TypeError, OSError)):
+            call(object(), path)
+    assert not os.path.exists(path)
+
+
+def test_files_are_the_users_alone_as_deepspeeds(tensor, path):
+    before = os.umask(0o022)
+    try:
+        handle = aio_handle()
+        handle.sync_pwrite(tensor, f"{path}.sync")
+        handle.async_pwrite(tensor, f"{path}.async")
+        handle.wait()
+        aio_write(tensor, f"{path}.once")
+        Handle().write_now(tensor, f"{path}.native")
+        tensorferry.File(f"{path}.private", "write", permissions=0o640)
+    finally:
+        os.umask(before)
+    modes = {
+        name: os.stat(f"{path}.{name}").st_mode & 0o777
+        for name in ("sync", "async", "once", "native", "private")
+    }
+    alone = 0o600
+    assert modes == dict(sync=alone, **{"async": alone}, once=alone, native=0o644, private=0o640)
+
+
+def test_validation_raises_wherever_it_is_asked_for(tensor, path, monkeypatch):
+    """Each of them looks at the file anew."""
+    looked = []
+
+    def differs(*_):
+        looked.append(True)
+        raise InvalidArgument(errno.EBADMSG, "validate: they differ")
+
+    handle = aio_handle()
+    handle.sync_pwrite(tensor, path)
+    monkeypatch.setattr(tensorferry.aio._core, "validate", differs)
+    calls = [
+        lambda: aio_read(tensor, path, validate=True),
+        lambda: aio_write(tensor, path, validate=True),
+        lambda: handle.read(tensor, path, True),
+        lambda: handle.write(tensor, path, True),
+        lambda: handle.pread(tensor, path, True, False),
+        lambda: handle.pwrite(tensor, path, True, False),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="they differ"):
+            call()
+    assert len(looked) == len(calls)
 
 
 def test_a_path_with_nul(tensor):

@@ -222,6 +222,31 @@ def test_failures_survive_an_interrupted_wait(big, empty):
     assert handle.wait() == 0
 
 
+def test_after_a_signals_handler_has_raised_the_next_wait_is_for_all(big):
+    class Alarm(Exception):
+        pass
+
+    class Interrupted:
+        waits = 0
+
+        def wait(self):
+            self.waits += 1
+            if self.waits == 1:
+                raise Alarm
+
+        def done(self):
+            return self.waits > 1
+
+    handle = aio_handle()
+    handle.async_pread(bytearray(10), big)
+    handle._pending.append((Interrupted(), None))
+    handle.async_pread(bytearray(10), big)
+    with pytest.raises(Alarm):
+        handle.wait()
+    assert handle.wait() == 3
+    assert handle.wait() == 0
+
+
 def test_paths_need_not_be_text(tmp_path):
     path = os.fsencode(tmp_path) + b"/e\xff\xfe"
     with tensorferry.File(path, "read_write") as file, Handle() as handle:

@@ -245,6 +245,7 @@ def test_fork_with_io_in_flight(big):
         expected = open(sys.argv[1], "rb").read()
         for _ in range({runs(20)}):
             handle = tensorferry.Handle(block_bytes=65536)
+            other = tensorferry.aio_handle()
             buffer = bytearray(len(expected))
             operation = handle.read(buffer, sys.argv[1])
             operation.add_done_callback(lambda operation: None)
@@ -256,6 +257,7 @@ def test_fork_with_io_in_flight(big):
                     assert "fork" in str(error), error
                 else:
                     os._exit(2)
+                assert "before fork" in repr(handle) and "before fork" in repr(other)
                 own = tensorferry.Handle()
                 part = bytearray(5 << 20)
                 called = []
