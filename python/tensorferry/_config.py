@@ -8,6 +8,8 @@ import json
 import math
 import os
 
+from .aio import MOST
+
 REQUIRED = object()
 
 
@@ -71,11 +73,13 @@ class Section:
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be at least {least}")
         return value
 
-    def whole(self, names, default, least=None):
+    def whole(self, names, default, least=None, most=math.inf):
         value = self.number(names, default, least)
+        name, _ = self._get(names, default)
         if value is not default and (math.isinf(value) or value != int(value)):
-            name, _ = self._get(names, default)
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be a whole number")
+        if value is not default and value > most:
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be at most {most}")
         return value if value is default else int(value)
 
     def choice(self, names, default, choices):
@@ -188,6 +192,10 @@ class Config:
         self._read_aio(top.section("aio"))
         self._read_zero(top.section("zero_optimization", {}))
         _refuse_numbers(top)
+        for key in ("communication_data_type", "seq_parallel_communication_data_type"):
+            if world_size > 1:
+                top.refuse(key, None, "torch reduces gradients in the dtype that they have")
+            top.machinery(key)
         top.machinery(*_MACHINERY)
         top.done()
 
@@ -268,10 +276,13 @@ class Config:
         if aio is None:
             return
         self.handle_options = {
-            "block_bytes": aio.whole("block_size", 1048576, least=1),
-            "queue_depth": aio.whole("queue_depth", 8, least=1),
+            "block_bytes": aio.whole("block_size", 1048576, 1, MOST["block_size"]),
+            "queue_depth": aio.whole("queue_depth", 8, 1, MOST["queue_depth"]),
             "workers": aio.whole(
-                ("intra_op_parallelism", "thread_count", "num_threads"), 1, least=1
+                ("intra_op_parallelism", "thread_count", "num_threads"),
+                1,
+                1,
+                MOST["intra_op_parallelism"],
             ),
             "submit": "single" if aio.boolean("single_submit", False) else "batch",
             "overlap": aio.boolean("overlap_events", True),
@@ -347,7 +358,6 @@ _MACHINERY = (
     "check_overflow",
     "checkpoint",
     "comms_logger",
-    "communication_data_type",
     "compile",
     "csv_monitor",
     "dataloader_drop_last",
@@ -359,7 +369,6 @@ _MACHINERY = (
     "managed_gradient_accumulation",
     "memory_breakdown",
     "monitor_config",
-    "seq_parallel_communication_data_type",
     "steps_per_print",
     "tensorboard",
     "use_data_before_expert_parallelism",

@@ -12,6 +12,7 @@ from ._gradients import clip_scale, norm_of
 from ._kinds import ELEMENTWISE
 from ._masters import HALF, MasterWeights
 from ._schedules import Schedule
+from ._subgroups import PAGE, open_space
 
 _log = logging.getLogger("tensorferry")
 
@@ -29,11 +30,14 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
             "here: %s",
             ", ".join(sorted(config.ignored)),
         )
-    # All that can be wrong with it is found before anything is moved.
+    # What can be wrong with it, and with its directories, is found before anything is changed.
     kind, settings = _chosen(config) if config.optimizer is not None else (None, {})
     if model_parameters is not None:
         model_parameters = list(model_parameters)
     _check(config, optimizer, settings, model_parameters or ())
+    for place in (config.offload_param, config.offload_optimizer):
+        if place["device"] == "nvme":
+            open_space(place["nvme_path"], PAGE, **config.handle_options).close()
     if config.dtype is not None:
         model.to(getattr(torch, config.dtype))
     weights = None
@@ -102,11 +106,11 @@ def _chosen(config):
         raise ConfigError(f"optimizer.type is {name!r}: known are {known}")
     settings = {}
     if kind in (torch.optim.Adam, torch.optim.AdamW):
-        settings["weight_decay"] = 0.0  # DeepSpeed's default for both
+        if not params.boolean("torch_adam", False):
+            settings["weight_decay"] = 0.0  # the default of DeepSpeed's own, for both
         if params.boolean("adam_w_mode", True):
             kind = torch.optim.AdamW
         params.refuse("bias_correction", True, "torch's Adam always corrects the bias")
-        params.machinery("torch_adam")
     params.machinery("foreach", "fused")
     ours = ("self", "params", "foreach", "fused", "capturable", "differentiable")
     for name, parameter in inspect.signature(kind.__init__).parameters.items():

@@ -212,7 +212,7 @@ def test_a_model_that_could_not_be_set_up_has_its_weights(change):
     model = make_model()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises((ValueError, OSError)):
-        tensorferry.initialize(model, config(param="nvme") | change)
+        tensorferry.initialize(model, config(param="nvme", bf16={"enabled": True}) | change)
     for param, value in zip(model.parameters(), before.values()):
         assert torch.equal(param, value)
     assert not list(Path().rglob("tensors"))
@@ -402,8 +402,26 @@ def test_without_fast_init_the_room_on_the_drive_is_taken_at_the_start():
 def test_the_aio_section_reaches_the_engine():
     settings = config(aio={"block_size": 8192, "queue_depth": 2, "thread_count": 2})
     assert_same(run(settings, batches(2)), plain(batches(2)))
-    with pytest.raises(OSError, match="block_bytes|block size|8191|aligned"):
-        tensorferry.initialize(make_model(), config(aio={"block_size": 1 << 70}))
+    for name, most in dict(block_size=1 << 30, queue_depth=4096, thread_count=256).items():
+        with pytest.raises(tensorferry.ConfigError, match=f"aio.{name} is .* at most {most}"):
+            tensorferry.initialize(make_model(), config(aio={name: most + 1}))
+
+
+def test_torchs_own_adam_has_torchs_own_decay():
+    def made(**params):
+        settings = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2, **params}}}
+        return tensorferry.initialize(make_model(), settings)[1].param_groups[0]["weight_decay"]
+
+    assert made() == 0
+    assert made(torch_adam=True) == made(torch_adam=True, adam_w_mode=False) == 0.01
+
+
+@pytest.mark.parametrize("key", ["communication_data_type", "seq_parallel_communication_data_type"])
+def test_what_ranks_would_reduce_in_is_refused_where_there_are_several(key):
+    Config({key: "fp32"})
+    Config({key: None}, world_size=2)
+    with pytest.raises(tensorferry.ConfigError, match=key):
+        Config({key: "fp32"}, world_size=2)
 
 
 @pytest.mark.parametrize("device", ["none", "nvme"])
