@@ -40,7 +40,7 @@ def enable() -> None:
     try:
         _replace_builders(builders)
         _add_functions()
-        _mark_compatible()
+        _mark_compatible(builders)
     except BaseException:
         disable()
         raise
@@ -87,13 +87,18 @@ def _compatible(name):
     return name != "gds" or aio.gds_handle.available()
 
 
+_BUILDERS = {
+    "async_io": "AsyncIOBuilder",
+    "gds": "GDSBuilder",
+    "pin_memory": "PinMemoryBuilder",
+}
+
+
 def _replace_builders(builders):
-    for name, builder_name in (
-        ("async_io", "AsyncIOBuilder"),
-        ("gds", "GDSBuilder"),
-        ("pin_memory", "PinMemoryBuilder"),
-    ):
-        builder = getattr(builders, builder_name)
+    for name, builder_name in _BUILDERS.items():
+        builder = getattr(builders, builder_name, None)
+        if builder is None:  # an older DeepSpeed, which does not ask for it
+            continue
         if getattr(builder, "NAME", None) != name:
             # The accelerator has none and lends a class that stands for every op it lacks. Modules
             # have bound that class under this name already.
@@ -113,10 +118,10 @@ def _add_functions():
         _set(module, name, getattr(_op("async_io"), name))
 
 
-def _mark_compatible():
+def _mark_compatible(builders):
     # The table is made at first use, by probing compilers. Neither force that nor miss it.
     ops = importlib.import_module("deepspeed.ops")
-    ours = {name: _compatible(name) for name in ("async_io", "gds", "pin_memory")}
+    ours = {name: _compatible(name) for name, has in _BUILDERS.items() if hasattr(builders, has)}
     made = vars(ops).get("__compatible_ops__")
     if made is not None:
         _set(ops, "__compatible_ops__", made | ours)

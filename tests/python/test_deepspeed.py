@@ -80,6 +80,20 @@ for _ in range(2):
     )
 
 
+def test_a_deepspeed_without_the_op_for_page_locked_memory():
+    python(
+        """
+import deepspeed.ops.op_builder as builders
+import deepspeed.ops, tensorferry.deepspeed
+del builders.PinMemoryBuilder
+tensorferry.deepspeed.enable()
+assert builders.AsyncIOBuilder().load().aio_handle is tensorferry.aio_handle
+tensorferry.deepspeed.disable()
+assert not hasattr(builders, "PinMemoryBuilder")
+"""
+    )
+
+
 def test_the_environment_variable_needs_no_code(tmp_path):
     """The .pth file stands in for the installed one."""
     start = Path(__file__).resolve().parents[2] / "python/tensorferry-deepspeed.pth"
