@@ -2,6 +2,8 @@
 
 import torch
 
+from ._subgroups import local
+
 HALF = (torch.bfloat16, torch.float16)
 CHUNK = {"cpu": 1 << 16}  # elements at a time, so that little memory is needed
 
@@ -12,8 +14,10 @@ def follow(master, values):
     master, values = torch.atleast_1d(master, values)
     rows = max(CHUNK.get(values.device.type, 1 << 24) // max(values[:1].numel(), 1), 1)
     for own, value in zip(master.split(rows), values.split(rows)):
-        changed = own.to(value.dtype) != value
-        own.copy_(torch.where(changed, value.to(own.dtype), own))
+        rounded = own.to(value.dtype)
+        if value.is_cpu and torch.equal(rounded, value):  # to ask a GPU would be to wait for it
+            continue
+        own.copy_(torch.where(rounded != value, value.to(own.dtype), own))
 
 
 class Followed:
@@ -75,7 +79,7 @@ class MasterWeights(torch.optim.Optimizer):
         edited = self._followed.edited(param for param, _ in halves)
         for param, master in halves:
             if param in edited:
-                follow(master, param)
+                follow(local(master), local(param))
             master.grad = param.grad.float()
         if gradient_scale is not None:
             for master in self._masters.values():

@@ -44,6 +44,24 @@ def check_gradients_on_the_drive(model, directory):
     optimizer.close()
 
 
+def check_masters_in_memory():
+    """What somebody changes is stepped, in the part that each rank has."""
+    model = small_model()
+    fully_shard(model)
+    config = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 0.0}}}
+    model, optimizer = tensorferry.initialize(model, config)
+    for _ in range(2):
+        optimizer.backward(loss_of(model, 0))
+        optimizer.step()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.mul_(2)
+        changed = digest(model)
+        optimizer.backward(loss_of(model, 0))
+        optimizer.step()
+        assert digest(model) == changed
+
+
 def main():
     kind, whose, directory = sys.argv[1:]
     torch.set_num_threads(1)
@@ -78,6 +96,7 @@ def main():
     optimizer.close()
     if kind == "fsdp":
         check_gradients_on_the_drive(model, directory)
+        check_masters_in_memory()
     dist.destroy_process_group()
 
 
