@@ -212,6 +212,8 @@ def _options(cmd_line, inverse):
         name, *value = option.split(maxsplit=1) or [None]
         if name:
             options[name] = value[0].strip() if value else None
+    if options.get("--threads") == "1":  # DeepSpeed's own spaces have it; a point has one anyway
+        del options["--threads"]
     if not options.keys() & {"--overlap_events", "--sequential_requests"}:
         options["--overlap_events" if inverse else "--sequential_requests"] = None
     return options

@@ -80,6 +80,10 @@ void apply(Space& space, const std::string& key, const Json& value) {
     add_once(space.overlap, parse_flag(key, value) ? Overlap::off : Overlap::on);
   } else if (key == "single_submit") {
     add_once(space.submit, parse_flag(key, value) ? Submit::single : Submit::batch);
+  } else if (key == "threads") {  // DeepSpeed's own spaces have it, always with 1
+    if (parse_count(key, value, 256) != 1) {
+      throw invalid("threads: one thread asks for transfers; io_parallel says how many make them");
+    }
   } else if (key == "engine") {
     add_once(space.engines, parse_engine(value));
   } else {

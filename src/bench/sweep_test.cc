@@ -28,6 +28,11 @@ TEST(sweep, the_space_of_the_seed_is_read) {
   EXPECT_EQ(space.submit, std::vector{Submit::batch});
 }
 
+TEST(sweep, a_space_of_deepspeeds_own_may_say_that_there_is_one_thread) {
+  EXPECT_EQ(
+      points_of(parse_space(Json::parse(R"({"threads": [1], "queue_depth": [1, 2]})"))).size(), 2U);
+}
+
 TEST(sweep, what_is_not_named_has_one_value) {
   const Space space = parse_space(Json::parse(R"({"queue_depth": 8, "engine": ["libaio"]})"));
   ASSERT_EQ(points_of(space).size(), 1U);
@@ -46,7 +51,7 @@ TEST(sweep, nonsense_is_refused_by_name) {
        {R"({"blok_size": ["1M"]})", R"({"block_size": ["1X"]})", R"({"queue_depth": [0]})",
         R"({"queue_depth": ["four"]})", R"({"overlap_events": [1]})", R"({"io_parallel": []})",
         R"({"io_parallel": [-1]})", R"({"engine": ["warp"]})", R"([1])", R"({"block_size": [0]})",
-        R"({"queue_depth": [5000]})", R"({"block_size": ["2G"]})"}) {
+        R"({"queue_depth": [5000]})", R"({"block_size": ["2G"]})", R"({"threads": [2]})"}) {
     EXPECT_THROW((void)parse_space(Json::parse(text)), Error) << text;
   }
 }

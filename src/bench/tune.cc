@@ -445,7 +445,11 @@ void check_config(const std::string& path) {
 
 void write_config(const std::string& path, const Point& point) {
   Json config = config_in(path);
-  config["aio"].update(aio_block(point));
+  Json& aio = config["aio"];
+  for (const char* const alias : {"thread_count", "num_threads"}) {  // of intra_op_parallelism
+    if (aio.is_object()) aio.erase(alias);
+  }
+  aio.update(aio_block(point));
   write_text(path, config.dump(2) + "\n");
 }
 

@@ -74,7 +74,7 @@ def test_the_settings_of_a_profile_are_used(ferry):
     events = events["traceEvents"] if isinstance(events, dict) else events
     sizes = {one["args"]["bytes"] for one in events
              if one.get("cat") == "request" or "request" in one.get("name", "")}
-    assert not sizes or sizes == {262144}
+    assert sizes == {262144}
     profile.write_text("engine threads\nblock_bytes nonsense\n")
     engine, reason = handle_in(ferry)
     assert "damaged" in reason and "profile" in reason
@@ -82,7 +82,8 @@ def test_the_settings_of_a_profile_are_used(ferry):
 
 def test_a_configuration_keeps_the_rest(ferry):
     config = ferry.place / "ds_config.json"
-    config.write_text(json.dumps({"train_batch_size": 8, "aio": {"use_gds": False, "other": [1]},
+    aio = {"use_gds": False, "other": [1], "thread_count": 3}
+    config.write_text(json.dumps({"train_batch_size": 8, "aio": aio,
                                   "zero_optimization": {"stage": 3, "x": 1e9}}, indent=4))
     ferry("tune", ".", "--seconds", "5", "--objective", "read", "--write-config", config,
           "--no-profile")
@@ -90,6 +91,7 @@ def test_a_configuration_keeps_the_rest(ferry):
     assert made["train_batch_size"] == 8 and made["zero_optimization"] == {"stage": 3, "x": 1e9}
     assert made["aio"]["use_gds"] is False and made["aio"]["other"] == [1]
     assert KEYS <= set(made["aio"]) and made["aio"]["overlap_events"] is True
+    assert "thread_count" not in made["aio"]  # a configuration may say it once only
     assert not (ferry.place / "profiles").exists()
 
 
