@@ -29,18 +29,15 @@ CPU_BYTES = 8 * GIB
 CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000, 8 * MIB: 200}
 # Beyond this fio spends its time on filling buffers and gains nothing.
 IN_FLIGHT_BYTES_MAX = 128 * MIB
-FULL_GRID = [
-    FioPoint(kib << 10, depth, fixed)
-    for kib in (128, 256, 512, 1024, 2048, 4096)
-    for depth in (8, 16, 32, 64)
-    for fixed in (True, False)
-    if (kib << 10) * depth <= IN_FLIGHT_BYTES_MAX
-]
-QUICK_GRID = [
-    point
-    for point in FULL_GRID
-    if point.fixed_buffers and point.depth > 8 and point.block_bytes in (512 << 10, MIB, 4 * MIB)
-]
+
+def grid(kibs: tuple[int, ...], depths: tuple[int, ...], fixed: tuple[bool, ...]) -> list[FioPoint]:
+    points = (FioPoint(k << 10, depth, f) for k in kibs for depth in depths for f in fixed)
+    small = (point for point in points if point.block_bytes * point.depth <= IN_FLIGHT_BYTES_MAX)
+    return list(dict.fromkeys(small))
+
+
+FULL_GRID = grid((128, 256, 512, 1024, 2048, 4096), (8, 16, 32, 64), (True, False))
+QUICK_GRID = grid((512, 1024, 4096), (16, 32, 64), (True,))
 # For fio's other engines, which know no fixed buffers.
 OTHER_GRIDS = {
     "psync": [FioPoint(block, 1, False) for block in (MIB, 2 * MIB, 4 * MIB)],

@@ -24,7 +24,7 @@ from typing import Any
 import machine
 import page
 import results
-from bench import Bench
+from bench import IN_FLIGHT_BYTES_MAX, Bench
 from copy_rows import copy_rows
 from curves import Curve, curves, million
 from drive_rows import drive_rows
@@ -62,6 +62,13 @@ def stored_calibration(
         for cell, point in points.items()
         if str(point) in speeds.get(cell, {})
     }
+
+
+def earlier_run(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--against {path}: a compare.json of an earlier run is wanted: {error}")
 
 
 def arguments() -> argparse.Namespace:
@@ -240,9 +247,21 @@ def check_room(options: argparse.Namespace) -> None:
         )
 
 
+def check_fio() -> None:
+    if shutil.which("fio") is None:
+        raise SystemExit(
+            "fio is not there, and it is what all is measured against: apt-get install fio"
+        )
+    if not machine.may_lock(IN_FLIGHT_BYTES_MAX):
+        print(
+            "fio's buffers are not fixed where they would need more memory than this user may "
+            "lock: raise the limit (ulimit -l unlimited) to see all that it can do"
+        )
+
+
 def main() -> int:
     options = arguments()
-    before = json.loads(options.against.read_text()) if options.against else None
+    before = earlier_run(options.against) if options.against else None
     # The library's own settings are measured, not what somebody has tuned or traces.
     for name in [name for name in os.environ if name.startswith("TENSORFERRY_")]:
         del os.environ[name]
@@ -263,14 +282,15 @@ def main() -> int:
             print("\n".join(row.name for row in rows) or f"no row matches {options.rows}")
             return 0 if rows else 2
         check_room(options)
+        check_fio()
         of_peers = {row.name for row in rows if row.peer}  # the peer may fail: it is said
         facts = facts_of(Path(folder), options)
         try:
             bench.stored = stored_calibration(options, before, facts)
-            rows = with_peers(rows, peers)
-            seconds_max = progress.seconds() + QUICK_SECONDS if options.quick else math.inf
             progress("preparing files")
             bench.prepare()
+            rows = with_peers(rows, peers)
+            seconds_max = progress.seconds() + QUICK_SECONDS if options.quick else math.inf
             flat_rows = draw(drawn, bench, options, failed, progress)
             if options.quick:
                 bench.settle()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import machine
+
 MIB = 1 << 20
 GIB = 1 << 30
 JOB_SECONDS_MAX = 600
@@ -36,10 +38,8 @@ class Sample:
     cpu_seconds_per_gb: float = 0.0
     call_us_median: float = 0.0
     call_us_mean: float = 0.0
-    call_us_p99: float = 0.0
     open_close_us: float = 0.0
     repetition_seconds: float = 0.0
-    repetition_seconds_max: float = 0.0
     memory_bytes: float = 0.0
     descriptors: float = 0.0
     request_bytes: int = 0
@@ -49,11 +49,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class FioPoint:
-    """The settings of fio that its calibration chooses from."""
+    """The settings of fio that its calibration chooses from. Buffers are fixed only where that much
+    memory may be locked."""
 
     block_bytes: int
     depth: int
     fixed_buffers: bool
+
+    def __post_init__(self) -> None:
+        fixed = self.fixed_buffers and machine.may_lock(self.block_bytes * self.depth)
+        object.__setattr__(self, "fixed_buffers", fixed)
 
     def __str__(self) -> str:
         buffers = "fixed buffers" if self.fixed_buffers else "plain buffers"
@@ -250,17 +255,18 @@ class Ferry:
     def run(self, file: Path, *options: str) -> Sample:
         report = run([str(self.program), "--file", str(file), *options])
         if not report["direct"]:
-            raise JobFailed(f"{file} is not read directly: {report['direct_reason']}")
-        calls = report.get("call_us", {"p50": 0.0, "mean": 0.0, "p99": 0.0})
+            raise JobFailed(
+                f"{file} is not read directly: {report['direct_reason']}; name a drive with "
+                "--directory"
+            )
+        calls = report.get("call_us", {"p50": 0.0, "mean": 0.0})
         return Sample(
             gb_per_second=report["gb_per_second"],
             cpu_seconds_per_gb=report["cpu_seconds_per_gb"],
             call_us_median=calls["p50"],
             call_us_mean=calls["mean"],
-            call_us_p99=calls["p99"],
             open_close_us=report.get("open_close_us", 0.0),
             repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
-            repetition_seconds_max=max(report["seconds"]),
             request_bytes=report["request_bytes"],
             queue_depth=report["queue_depth"],
             engine=report["engine"],

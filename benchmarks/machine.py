@@ -25,6 +25,13 @@ def field(path: str, name: str) -> str:
     return ""
 
 
+def may_lock(nbytes: int) -> bool:
+    """Whether a process may lock so much memory, as fio does for its fixed buffers."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    huge_pages = 4 << 20  # at both ends, where buffers lie in them
+    return os.geteuid() == 0 or limit == resource.RLIM_INFINITY or nbytes + huge_pages <= limit
+
+
 def available_memory_bytes() -> int:
     """What can be had without swapping, the page cache included."""
     return int(field("/proc/meminfo", "MemAvailable").split()[0]) * 1024

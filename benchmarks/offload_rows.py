@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,7 +16,6 @@ from rows import Row, seconds
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3
-FIO_SECONDS = 1.5  # how long fio's job takes, with its start
 PASSES = 8  # a pass takes a fifth of a second: fewer tell more of the drive's moods than of it
 
 
@@ -57,9 +57,10 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
         """fio, while torch computes as often as fio moves so many bytes. With our blocks and depth:
         buffers that stay in the cache would leave the memory to torch."""
         point = bench.our_point("read")
+        begin = time.monotonic()
         alone = fio_pass(bench, kind, size, point).repetition_seconds
+        count = 1 + int((time.monotonic() - begin) / alone)  # until fio has ended
         memory.run(job, repeat=1, **options)
-        count = 1 + int(FIO_SECONDS / alone)
         with ThreadPoolExecutor(1) as pool:
             computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
             drive = fio_pass(bench, kind, size, point)

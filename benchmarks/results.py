@@ -199,6 +199,7 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     return found
 
 
+THE_SAME = ("processor", "cores", "memory", "device")  # or it is another machine
 ANY = {"command": "", "tensorferry": ""}  # what may differ from run to run on one machine
 
 
@@ -223,7 +224,10 @@ def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
     """Prints what has fallen since, and what is not there any more where the run is `whole`.
-    Returns whether there is any of it."""
+    Returns whether there is any of it that is not the machine's doing."""
+    here = all(before["machine"].get(fact) == now["machine"].get(fact) for fact in THE_SAME)
+    if not here:
+        print("this is another machine (see 'machine' in both), so what fell is not judged:")
     names = {row["name"] for row in now["rows"]}
     whole = whole and before.get("quick") == now.get("quick")  # quick runs have fewer rows
     names |= {name for name, why in now.get("failed", {}).items() if why == NO_TIME}
@@ -233,7 +237,7 @@ def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
         print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
     for name in gone:
         print(f"not measured any more: {name}")
-    if not same_machine(before["machine"], now["machine"]):
+    if here and not same_machine(before["machine"], now["machine"]):
         print("the machine is not the same: see 'machine' in both")
     for cell in other_drive(before, now):
         print(f"the drive is not as it was: {cell}")
@@ -246,4 +250,4 @@ def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
         f"the noise; {len(now['rows']) - judged} rows are new or have fewer than {PAIRS_TO_JUDGE} "
         f"pairs and are not judged; {len(gone)} are gone"
     )
-    return bool(worse or gone)
+    return here and bool(worse or gone)

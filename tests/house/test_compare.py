@@ -107,6 +107,11 @@ def test_against_prints_them_and_what_is_gone(capsys):
     assert "0 of 0 ratios fell" in said
     assert "1 rows are new or have fewer than 6 pairs" in said
     assert "the peers are not the same" in said
+    elsewhere = now | {"machine": {"device": "another"}}
+    assert not results.against(before, elsewhere, whole=True), "it is no fault of ours"
+    assert "this is another machine" in capsys.readouterr().out
+    assert results.against(before, now | {"machine": {"kernel": "another"}}, whole=True)
+    assert "the machine is not the same" in capsys.readouterr().out
 
 
 def test_settings_of_fio_are_taken_over_from_the_same_machine_only():
@@ -330,9 +335,15 @@ def test_the_summary_has_the_range_and_the_verdicts_of_its_rows():
 
 
 def test_what_is_behind_is_said_in_words():
-    run = RUN | {"rows": [RUN["rows"][0] | {"verdict": "behind"}]}
-    shown = publish.with_results(f"{publish.BEHIND} old\n\n| h |\n| - |\n| a / b |", run)
-    assert shown.startswith(f"{publish.BEHIND} a / b (2.00).\n\n| h |")
+    def said(**figures):
+        run = RUN | {"rows": [RUN["rows"][0] | figures]}
+        shown = publish.with_results(f"{publish.BEHIND} old\n\n| h |\n| - |\n| a / b |", run)
+        return shown.partition("\n")[0].removeprefix(publish.BEHIND)
+
+    assert said(ratio=0.5, low=0.4, high=0.6) == " a / b (0.50)."
+    assert said(ratio=2.0, low=1.5, high=2.5, unit="us") == " a / b (2.00)."
+    for even in (dict(ratio=0.995, low=0.99, high=0.999), dict(ratio=0.9, low=0.8, high=1.1)):
+        assert said(**even) == said(ratio=2.0, low=1.5, high=2.5) == " nowhere."
 
 
 def test_a_run_of_some_rows_or_few_pairs_is_not_shown():
