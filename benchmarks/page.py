@@ -21,6 +21,7 @@ p, dd, dt { max-width: 46rem } .soft { color: var(--soft) }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   white-space: nowrap }
+td:first-child { white-space: normal; min-width: 18rem }
 th { color: var(--soft); font-weight: 600 } td.number, th.number { text-align: right }
 .holds { color: var(--good); font-weight: 600 } .misses { color: var(--bad); font-weight: 600 }
 .unclear { color: var(--open); font-weight: 600 }
@@ -29,7 +30,7 @@ dl { display: grid; grid-template-columns: 9rem 1fr; gap: .15rem 1rem } dd { mar
 dt { color: var(--soft) }
 svg { width: 100%; height: auto; background: var(--panel); border-radius: 6px }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--soft) }
-svg .grid { stroke: var(--line) } svg .bar { fill: var(--blue) }
+svg .grid { stroke: var(--line) }
 svg .dot { fill: var(--blue); opacity: .35 } svg .span { stroke: var(--blue); stroke-width: 3 }
 svg .mid { fill: var(--blue) } svg .target { stroke: var(--bad); stroke-width: 2 }
 """
