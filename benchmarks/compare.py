@@ -52,7 +52,7 @@ def stored_calibration(
 ) -> dict[str, tuple[FioPoint, float]]:
     """fio's settings of an earlier run on this machine, so that both are against the same, and how
     fast it was with them."""
-    source = json.loads(options.calibration.read_text()) if options.calibration else before
+    source = earlier_run(options.calibration) if options.calibration else before
     if not source or not results.same_machine(source["machine"], facts):
         return {}
     points = {cell: FioPoint(**point) for cell, point in source["calibration"].items()}
@@ -68,7 +68,7 @@ def earlier_run(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--against {path}: a compare.json of an earlier run is wanted: {error}")
+        raise SystemExit(f"{path}: a compare.json of an earlier run is wanted: {error}")
 
 
 def arguments() -> argparse.Namespace:

@@ -116,6 +116,14 @@ struct Many {
   std::vector<Buffer> buffers;
 
   Many(nb::handle list, Use use, Access access) {
+    std::unordered_map<std::string, File> opened;
+    const auto open = [&opened, access](const nb::object& file) {
+      const std::string name = name_of(file);
+      if (name.empty()) return to_file(file, access);
+      const auto known = opened.find(name);
+      if (known != opened.end()) return known->second;
+      return opened.emplace(name, to_file(file, access)).first->second;
+    };
     for (const nb::handle item : nb::iter(list)) {
       const nb::object row = nb::steal(PySequence_Tuple(item.ptr()));
       if (!row.is_valid()) throw nb::python_error();
@@ -125,26 +133,14 @@ struct Many {
       }
       Buffer buffer(row[0], use, Reach::gpu_too);
       const std::uint64_t at = fields == 3 ? to_bytes(nb::object(row[2]), "offset") : 0;
-      transfers.push_back({buffer.bytes(), open(row[1], access), at, buffer.stream()});
+      transfers.push_back({buffer.bytes(), open(row[1]), at, buffer.stream()});
       buffers.push_back(std::move(buffer));
     }
-    opened_.clear();
   }
 
   PyOperation launch(PyHandle& handle, Operation operation) {
     return handle.launch(std::move(operation), std::move(buffers));
   }
-
- private:
-  File open(const nb::object& file, Access access) {
-    const std::string name = name_of(file);
-    if (name.empty()) return to_file(file, access);
-    const auto known = opened_.find(name);
-    if (known != opened_.end()) return known->second;
-    return opened_.emplace(name, to_file(file, access)).first->second;
-  }
-
-  std::unordered_map<std::string, File> opened_;
 };
 
 PyOperation read_many(PyHandle& self, nb::handle transfers) {

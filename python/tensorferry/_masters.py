@@ -5,14 +5,15 @@ import torch
 from ._subgroups import local
 
 HALF = (torch.bfloat16, torch.float16)
-CHUNK = {"cpu": 1 << 16}  # elements at a time, so that little memory is needed
+CPU_CHUNK, GPU_CHUNK = 1 << 16, 1 << 24  # elements at a time, so that little memory is needed
 
 
 def follow(master, values):
     """Where a value is not what its master is rounded to, somebody has changed it: the master takes
     it over."""
     master, values = torch.atleast_1d(master, values)
-    rows = max(CHUNK.get(values.device.type, 1 << 24) // max(values[:1].numel(), 1), 1)
+    chunk = CPU_CHUNK if values.is_cpu else GPU_CHUNK
+    rows = max(chunk // max(values[:1].numel(), 1), 1)
     for own, value in zip(master.split(rows), values.split(rows)):
         rounded = own.to(value.dtype)
         if value.is_cpu and torch.equal(rounded, value):  # to ask a GPU would be to wait for it

@@ -531,28 +531,28 @@ class Residency:
 
     def write_all(self, units):
         """Starts to write what they show, whether autograd has seen a change or not."""
-        failure = None
+        def write(unit):
+            unit.note_versions()
+            unit.write_back()
+
         with self._lock:
             for unit in units:  # where Ctrl-C keeps one from being written now, leaving does it
                 unit.bump_versions()
-            for unit in units:
-                unit.note_versions()
-                try:
-                    unit.write_back()
-                except (OSError, RuntimeError) as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+            self._each(write, units)
 
     def settle(self):
         """Waits until the drive has all values."""
-        failure = None
         with self._lock:
-            for unit in self._writing:
-                try:
-                    unit.check_written()
-                except (OSError, RuntimeError) as error:
-                    failure = failure or error
+            self._each(Unit.check_written, self._writing)
+
+    def _each(self, function, units):
+        """Calls it with all of them, whichever fails; raises the first failure at the end."""
+        failure = None
+        for unit in units:
+            try:
+                function(unit)
+            except (OSError, RuntimeError) as error:
+                failure = failure or error
         if failure is not None:
             raise failure
 

@@ -32,13 +32,17 @@ _OFFSET_MOST = (1 << 63) - 1
 MOST = {"block_size": 1 << 30, "queue_depth": 4096, "intra_op_parallelism": 256}
 
 
+def _failure(kind, code, operation, hint, filename=None, offset=None, length=None):
+    """An error as those of a Handle are."""
+    error = kind(code, f"{operation}: {hint}", *(() if filename is None else (filename,)))
+    error.operation, error.hint, error.offset, error.length = operation, hint, offset, length
+    return error
+
+
 def _check_setting(name, value):
     if not 1 <= operator.index(value) <= MOST[name]:
         hint = f"{name} is {value}; it must be from 1 to {MOST[name]}"
-        error = InvalidArgument(errno.EINVAL, f"open handle: {hint}")
-        error.operation, error.hint = "open handle", hint
-        error.offset = error.length = None
-        raise error
+        raise _failure(InvalidArgument, errno.EINVAL, "open handle", hint)
 
 
 def _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism=1):
@@ -71,17 +75,12 @@ def _wrong_size(filename, size, wanted):
         f"the file holds {size} bytes and the buffer {wanted}; they must be equal "
         "(a Handle reads parts)"
     )
-    error = InvalidArgument(errno.EINVAL, f"read: {hint}", filename)
-    error.operation, error.offset, error.length, error.hint = "read", 0, wanted, hint
-    return error
+    return _failure(InvalidArgument, errno.EINVAL, "read", hint, filename, 0, wanted)
 
 
 def _wrong_offset(operation, file, file_offset):
     hint = f"file_offset is {file_offset}; it must be from 0 to {_OFFSET_MOST}"
-    error = InvalidArgument(errno.EINVAL, f"{operation}: {hint}", file)
-    error.operation, error.offset, error.hint = operation, None, hint
-    error.length = None
-    return error
+    return _failure(InvalidArgument, errno.EINVAL, operation, hint, file)
 
 
 def aio_read(
@@ -454,10 +453,7 @@ class gds_handle(aio_handle):
             raise ValueError(f"num_elem is {count}; it must not be negative")
         if not torch.cuda.is_available():
             hint = "there is no GPU that torch can use"
-            error = OSError(errno.ENODEV, f"new_pinned_device_tensor: {hint}")
-            error.operation, error.hint = "new_pinned_device_tensor", hint
-            error.offset = error.length = None
-            raise error
+            raise _failure(OSError, errno.ENODEV, "new_pinned_device_tensor", hint)
         tensor = torch.empty(count, dtype=example.dtype, device="cuda")
         self.pin_device_tensor(tensor)
         return tensor
