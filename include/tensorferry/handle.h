@@ -43,6 +43,9 @@ struct WriteTransfer {
 // drive goes on. A transfer of it touches it only after the work that was queued on `stream` at the
 // call; when it is done, every stream sees its bytes.
 //
+// A Handle that is closed or destroyed finishes the writes it has accepted and cancels its reads;
+// to give writes up, call cancel_all() first.
+//
 // After fork() a Handle belongs to the parent; in the child its use is an Error and its destruction
 // is safe.
 class TENSORFERRY_EXPORT Handle {
@@ -50,16 +53,17 @@ class TENSORFERRY_EXPORT Handle {
   // Throws Error for settings out of range and for an explicit engine that cannot be had.
   explicit Handle(HandleOptions options = {});
 
-  // Cancels what is in flight and waits until the kernel has let go of every buffer.
+  // Closes it, as close() does; what that would throw goes to HandleOptions::on_lost.
   ~Handle();
   Handle(Handle&&) noexcept;
   Handle& operator=(Handle&&) noexcept;
 
   // Return at once. What can be known at once (a missing file, an offset out of range) throws
   // here; everything later is the operation's error. A read past the end of the file is an error;
-  // a write extends the file but never truncates it. A write that fails or is cancelled may have
-  // written some of its bytes, and may leave the file extended with zeros. Writes that overlap in
-  // time must not overlap in the file.
+  // a write extends the file but never cuts off what was there. A write that fails or is cancelled
+  // may have changed some of the bytes it was to overwrite; what it added to the end of the file is
+  // cut off again. Writes that overlap in time must not overlap in the file. A process that is
+  // killed in a write may leave zeros up to the end that the file was to have: the end moves first.
   Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
                  CudaStream stream = {});
   Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,
@@ -90,6 +94,20 @@ class TENSORFERRY_EXPORT Handle {
   // Makes durable what writes to `file` that were done() before this call have written. A failed
   // sync is never retried.
   Operation sync(const File& file, Durability durability = Durability::data);
+
+  // Takes nothing new, finishes the writes and syncs that were accepted, cancels the reads (or
+  // finishes them too), waits until the kernel has let go of every buffer, and ends the workers.
+  // Gives up what has not moved for HandleOptions::close_limit_seconds, except what the kernel has
+  // in hand. Throws the Error of the first operation that was given up, or that failed and nobody
+  // has asked about: what close() throws is closed all the same. A second call does nothing.
+  void close(OpenReads reads = OpenReads::cancel);
+  // The same with a limit: false if it passed first. The handle goes on to close; call it again.
+  [[nodiscard]] bool close_until(Operation::Clock::time_point deadline,
+                                 OpenReads reads = OpenReads::cancel);
+
+  // Gives up all that is under way, writes too. Each ends with ECANCELED, soon. The handle stays
+  // open; one that is closing closes the sooner.
+  void cancel_all() noexcept;
 
   [[nodiscard]] const HandleOptions& options() const noexcept;  // as given
   // The engine in use and why that one. Before anything is queued: what it would be without a

@@ -21,9 +21,9 @@ class Transfer;
 // A reference to an operation under way; copies refer to the same one. Every operation completes
 // exactly once: with all its bytes or with an error. The memory must stay valid until done(),
 // unless it lies in a PinnedBuffer (which is then kept alive). Letting go of an Operation neither
-// cancels it nor waits for it. All members may be called from any thread, also after the Handle
-// is gone.
-class TENSORFERRY_EXPORT Operation {
+// cancels it nor waits for it; its Handle finishes a write and cancels a read when it is destroyed.
+// All members may be called from any thread, also after the Handle is gone.
+class [[nodiscard]] TENSORFERRY_EXPORT Operation {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -52,6 +52,8 @@ class TENSORFERRY_EXPORT Operation {
 
   // Calls `then` exactly once when the operation is done: on the thread that ends it, or at once on
   // this one if it has ended. `then` must be quick and must not throw, nor wait for an operation.
+  // It may destroy the Handle: its workers then end the rest by themselves, so memory in use must
+  // stay valid until the other operations are done().
   void when_done(std::function<void()> then) const;
 
   [[nodiscard]] std::optional<Error> error() const;    // none before done() and after success

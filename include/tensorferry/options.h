@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
+#include "tensorferry/error.h"
 #include "tensorferry/export.h"
 
 namespace tensorferry {
@@ -37,6 +39,9 @@ enum class Overlap : std::uint8_t { on, off };
 // needed to read them back; those, all metadata and the file's directory entry.
 enum class Durability : std::uint8_t { none, data, full };
 
+// What closing a Handle does with reads under way. Writes are finished either way.
+enum class OpenReads : std::uint8_t { cancel, finish };
+
 // What is left at 0 or `automatic` is taken from the profile that `tensorferry tune` has made for
 // the drive, else from what sysfs tells of it.
 struct HandleOptions {
@@ -50,6 +55,13 @@ struct HandleOptions {
   std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place; 0: 64 MiB, or 1 MiB
                                // per worker, and with overlap no more of it under way than suits
                                // the cache
+
+  // A handle that closes finishes its writes. When no byte has moved for so long it gives up those
+  // that are left: their files are full, gone, or wait for a stream of a GPU that does not end.
+  double close_limit_seconds = 30;
+  // Called by the destructor with what would be lost in silence: the first operation that failed,
+  // or was given up, and that nobody has asked about. close() throws it instead. Must not throw.
+  std::function<void(const Error&)> on_lost = {};
 };
 
 }  // namespace tensorferry

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -122,6 +123,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   const int flags = system.flags(descriptor);
   std::shared_ptr<OpenFile> file(
       new OpenFile(system, std::move(path), flags < 0 ? O_RDONLY : flags & O_ACCMODE));
+  file->borrowed_ = true;
   const auto refuse = [&file](int code, const char* hint) {
     return Error({.operation = "use descriptor",
                   .path = file->path(),
@@ -292,11 +294,29 @@ std::uint64_t OpenFile::free_bytes() {
   return static_cast<std::uint64_t>(facts.f_bavail) * static_cast<std::uint64_t>(facts.f_bsize);
 }
 
-void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes) {
+bool OpenFile::look_at(unsigned mask, struct statx* facts) {
+  return regular_ && system_.statx(main_fd(), mask, facts) >= 0;
+}
+
+std::uint64_t OpenFile::data_end(std::uint64_t begin, std::uint64_t end) {
+  constexpr int stretches_max = 4096;
+  if (borrowed_ || !regular_) return begin < end ? end : begin;
+  std::uint64_t last = begin;
+  for (int stretch = 0; last < end; ++stretch) {
+    const std::int64_t data = system_.seek(main_fd(), last, SEEK_DATA);
+    if (data == -ENXIO) return last;
+    if (data < 0 || stretch == stretches_max) return end;
+    if (static_cast<std::uint64_t>(data) >= end) return last;
+    const std::int64_t hole = system_.seek(main_fd(), static_cast<std::uint64_t>(data), SEEK_HOLE);
+    if (hole < 0) return end;
+    last = std::min(static_cast<std::uint64_t>(hole), end);
+  }
+  return last;
+}
+
+void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t old_end) {
   if (!regular_ || !direct() || bytes < reserve_bytes_min) return;
-  const Result<std::uint64_t> known_size = size();
-  if (!known_size.ok()) return;
-  const std::uint64_t begin = std::max(offset, known_size.value());
+  const std::uint64_t begin = std::max(offset, old_end);
   const std::uint64_t end = offset + bytes;
   // Where the space is not there, the write shall fail as far on as it can, not here.
   if (begin >= end || free_bytes() < end - begin) return;

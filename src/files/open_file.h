@@ -49,9 +49,16 @@ class OpenFile {
   [[nodiscard]] Status resize(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t free_bytes();  // on the file system; 0 where not known
 
-  // Before a large write past the end: takes the space and moves the end, so that the write's
-  // requests need not do so one after the other. An attempt; the write itself finds out the rest.
-  void reserve(std::uint64_t offset, std::uint64_t bytes);
+  // statx of a regular file; false where that fails or it is none.
+  [[nodiscard]] bool look_at(unsigned mask, struct statx* facts);
+  // The end of the last data in [begin, end), or `begin` where there is nothing but a hole. `end`
+  // where that cannot be found out.
+  [[nodiscard]] std::uint64_t data_end(std::uint64_t begin, std::uint64_t end);
+
+  // Before a large write past the end, `old_end`: takes the space and moves the end, so that the
+  // write's requests need not do so one after the other. An attempt; the write itself finds out the
+  // rest. Whoever calls it undoes it if the write fails (growth.h).
+  void reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t old_end);
 
  private:
   OpenFile(os::System& system, std::string path, int open_flags);
@@ -69,6 +76,7 @@ class OpenFile {
   bool directory_known_ = false;
   std::mutex mutex_;  // guards the descriptors that are opened at first use
   bool regular_ = true;
+  bool borrowed_ = false;  // the position in the file is the caller's
   std::string direct_reason_;
   std::size_t memory_alignment_ = 1;
   std::size_t offset_alignment_ = 1;

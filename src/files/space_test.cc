@@ -22,6 +22,10 @@ namespace {
 using support::Call;
 using support::LoopDevice;
 
+void reserve(OpenFile& file, std::uint64_t offset, std::uint64_t bytes) {
+  file.reserve(offset, bytes, file.size().or_throw());
+}
+
 class Reserve : public ::testing::Test {
  protected:
   Reserve() : file(OpenFile::open(system, dir.file("data"), Access::read_write).or_throw()) {}
@@ -41,7 +45,7 @@ class Reserve : public ::testing::Test {
 };
 
 TEST_F(Reserve, takes_the_space_and_moves_the_end) {
-  file->reserve(0, 4 * MiB);
+  reserve(*file, 0, 4 * MiB);
   EXPECT_EQ(file->size().or_throw(), 4 * MiB);
   EXPECT_GE(allocated_bytes(), 4 * MiB);
   EXPECT_EQ(support::constant_fault(support::read_whole_file(file->path()), 0, std::byte{0}), "");
@@ -52,11 +56,11 @@ TEST_F(Reserve, never_truncates_and_keeps_what_is_there) {
   support::write_whole_file(file->path(), bytes);
   for (const std::uint64_t offset :
        {std::uint64_t{0}, std::uint64_t{MiB}, std::uint64_t{7 * MiB}}) {
-    file->reserve(offset, MiB);
+    reserve(*file, offset, MiB);
     EXPECT_EQ(file->size().or_throw(), 8 * MiB);
   }
   EXPECT_EQ(system.calls(Call::fallocate), 0U) << "nothing to extend";
-  file->reserve(7 * MiB, 3 * MiB);
+  reserve(*file, 7 * MiB, 3 * MiB);
   EXPECT_EQ(file->size().or_throw(), 10 * MiB);
   const auto found = support::read_whole_file(file->path());
   const std::span<const std::byte> all(found);
@@ -65,14 +69,14 @@ TEST_F(Reserve, never_truncates_and_keeps_what_is_there) {
 }
 
 TEST_F(Reserve, leaves_small_writes_alone) {
-  file->reserve(0, MiB - 1);
-  file->reserve(10 * MiB, 4 * KiB);
+  reserve(*file, 0, MiB - 1);
+  reserve(*file, 10 * MiB, 4 * KiB);
   EXPECT_EQ(file->size().or_throw(), 0U);
   EXPECT_EQ(system.calls(Call::fallocate), 0U);
 }
 
 TEST_F(Reserve, takes_no_space_for_the_gap_before_it) {
-  file->reserve(64 * MiB, MiB);
+  reserve(*file, 64 * MiB, MiB);
   EXPECT_EQ(file->size().or_throw(), 65 * MiB);
   EXPECT_LT(allocated_bytes(), 8 * MiB);
 }
@@ -80,16 +84,16 @@ TEST_F(Reserve, takes_no_space_for_the_gap_before_it) {
 TEST_F(Reserve, does_not_move_the_end_where_the_space_was_refused) {
   for (const int code : {ENOSPC, EOPNOTSUPP, EFBIG, EINTR}) {
     system.add({.call = Call::fallocate, .first = system.calls(Call::fallocate), .error = code});
-    file->reserve(0, 4 * MiB);
+    reserve(*file, 0, 4 * MiB);
     EXPECT_EQ(file->size().or_throw(), 0U) << code;
   }
 }
 
 TEST_F(Reserve, does_not_fill_the_disk_for_a_write_that_cannot_fit) {
-  file->reserve(0, file->free_bytes() + GiB);
+  reserve(*file, 0, file->free_bytes() + GiB);
   EXPECT_EQ(file->size().or_throw(), 0U);
   EXPECT_EQ(allocated_bytes(), 0U);
-  file->reserve(0, std::uint64_t{1} << 62);
+  reserve(*file, 0, std::uint64_t{1} << 62);
   EXPECT_EQ(file->size().or_throw(), 0U);
 }
 
@@ -145,7 +149,7 @@ TEST_P(SectorSize, the_device_itself_is_a_file) {
   const int buffered = file.opened()->buffered_fd().or_throw();
   ASSERT_EQ(::pread(buffered, back.bytes, 100, 8 * MiB + 3), 100);
   EXPECT_EQ(support::pattern_fault({back.bytes, 100}, 3, 1), "");
-  file.opened()->reserve(8 * MiB, 16 * MiB);
+  reserve(*file.opened(), 8 * MiB, 16 * MiB);
   EXPECT_EQ(file.size(), 16 * MiB) << "a device has no end to move";
   EXPECT_EQ(file.opened()->free_bytes(), 0U);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -18,33 +19,8 @@ namespace {
 
 using engines::RequestKind;
 
-constexpr unsigned queue_depth_max = 4096;
-constexpr unsigned workers_max = 256;
-constexpr unsigned auto_queue_depth_min = 8;
-constexpr unsigned auto_workers_max = 4;
-constexpr std::size_t slot_block_bytes_min = 64 * KiB;
-
-constexpr std::size_t auto_slot_bytes = 64 * MiB;
-
-// How the memory for slots is shared out: to the workers, to those of files without O_DIRECT, to
-// those of cuFile (for ragged ends alone) and to inline callers.
-constexpr std::size_t slot_shares = 16;
-constexpr std::size_t main_shares = 9;
-constexpr std::size_t buffered_shares = 5;
-constexpr std::size_t gds_shares = 1;
-constexpr std::size_t inline_shares = 1;
-
 // Neighbours up to this size share a request; the copy costs less than requests of their own.
 constexpr std::uint64_t merge_bytes_max = 128 * KiB;
-
-Error invalid(const char* operation, std::string hint) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = EINVAL,
-                .hint = std::move(hint)});
-}
 
 std::string gds_reason() {
   return "chosen by the caller, for memory of GPUs; " + gds_support().reason;
@@ -67,58 +43,6 @@ Result<std::shared_ptr<engines::CufileFile>> cufile_of(const files::OpenFile& fi
     return refuse(error.code(), error.operation() + ": " + error.hint());
   }
   return registered;
-}
-
-constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
-  return slot_shares * slot_block_bytes_min * workers;
-}
-
-Status check_options(const HandleOptions& options) {
-  const auto out_of_range = [](const std::string& what, std::size_t value, std::size_t max) {
-    return invalid("open handle", what + " is " + std::to_string(value) + " and must be at most " +
-                                      std::to_string(max));
-  };
-  if (options.queue_depth > queue_depth_max) {
-    return out_of_range("queue_depth", options.queue_depth, queue_depth_max);
-  }
-  if (options.workers > workers_max) {
-    return out_of_range("workers", options.workers, workers_max);
-  }
-  if (options.block_bytes > GiB) return out_of_range("block_bytes", options.block_bytes, GiB);
-  const unsigned workers = std::max(options.workers, auto_workers_max);
-  const std::size_t needed = slot_bytes_min(workers);
-  if (options.slot_bytes > 0 && options.slot_bytes < needed) {
-    return invalid("open handle", "slot_bytes is " + std::to_string(options.slot_bytes) +
-                                      " and must be at least " + std::to_string(needed) + " for " +
-                                      std::to_string(workers) + " workers");
-  }
-  return Nothing{};
-}
-
-// Whether a small transfer through slots, and nothing else, may be cut into quarters: the copy of
-// one goes on while the others are on their way. What the user chose is not cut.
-bool cuts_small_transfers(const HandleOptions& options) noexcept {
-  return options.block_bytes == 0 && options.overlap == Overlap::on &&
-         (options.queue_depth == 0 || options.queue_depth >= 4);
-}
-
-// So many shares of the memory for slots.
-std::size_t slot_bytes_of(const HandleOptions& options, std::size_t shares) noexcept {
-  const std::size_t automatic = std::max(auto_slot_bytes, slot_bytes_min(options.workers));
-  return (options.slot_bytes > 0 ? options.slot_bytes : automatic) / slot_shares * shares;
-}
-
-// How many bytes may be under way in slots, of all workers together: they stay in the cache, of
-// which other work, and what has landed and is being copied out, needs its share. Each disk has
-// enough to do all the same.
-std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
-  return std::max(os::last_level_cache_bytes() / 4,
-                  std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
-}
-
-// How much of a transfer the calling thread takes through a slot, where the copy comes last.
-std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
-  return cuts_small_transfers(options) ? 256 * KiB : MiB;
 }
 
 // The region that holds all of a run, if it is one piece; it was found last.
@@ -149,7 +73,9 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
-                    slot_bytes_of(options_, inline_shares)) {}
+                    slot_bytes_of(options_, SlotShares::inline_callers)) {
+  ledger_->on_lost = options.on_lost;
+}
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Parts parts) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
@@ -173,20 +99,51 @@ Conductor::~Conductor() {
     }
     return;
   }
-  for (const Team* team : {&main_, &buffered_, &gds_}) {
-    if (team->crew != nullptr) team->crew->close();
-  }
-  if (Trace* trace = Trace::active()) trace->flush();
+  (void)close(std::nullopt, OpenReads::cancel);
+  ledger_->report_lost();
 }
 
-Status Conductor::check_generation() const {
-  if (generation_ == os::fork_generation()) return Nothing{};
-  return Error({.operation = "use handle",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = ECHILD,
-                .hint = "it was opened before fork() and belongs to the parent; open a new one"});
+std::vector<std::shared_ptr<Crew>> Conductor::crews() noexcept {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Crew>> all;
+  for (const Team* team : {&main_, &buffered_, &gds_}) {
+    if (team->crew != nullptr) all.push_back(team->crew);
+  }
+  return all;
+}
+
+bool Conductor::close(std::optional<Operation::Clock::time_point> deadline,
+                      OpenReads reads) noexcept {
+  if (generation_ != os::fork_generation()) return true;
+  closed_ = true;
+  const std::vector<std::shared_ptr<Crew>> all = crews();
+  for (const auto& crew : all) crew->finish(reads);
+  for (const auto& crew : all) {
+    if (!crew->wait_for_end(deadline)) return false;
+  }
+  if (Trace* trace = Trace::active()) trace->flush();
+  return true;
+}
+
+void Conductor::cancel_all() noexcept {
+  if (generation_ != os::fork_generation()) return;
+  for (const auto& crew : crews()) crew->cancel_all();
+}
+
+Status Conductor::check_open() const {
+  const auto refuse = [](int code, const char* hint) {
+    return Error({.operation = "use handle",
+                  .path = {},
+                  .offset = {},
+                  .length = {},
+                  .code = code,
+                  .hint = hint});
+  };
+  if (generation_ != os::fork_generation()) {
+    return refuse(ECHILD, "it was opened before fork() and belongs to the parent; open a new one");
+  }
+  if (closed_) return refuse(EINVAL, "it is closed; open a new one");
+  return Nothing{};
 }
 
 Status Conductor::check(Direction direction, const Part& part) const {
@@ -248,36 +205,8 @@ Limits Conductor::limits_for(const files::OpenFile& file, files::Pages pages,
 // --- Crews -----------------------------------------------------------------------------------
 
 Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, const Device& device,
-                                                    std::size_t slot_bytes) {
-  const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
-  const unsigned workers = options_.workers > 0 ? options_.workers
-                           : device.profile
-                               ? device.profile->workers
-                               : std::min({device.disks, processors, auto_workers_max});
-  // What sysfs suggests is for all workers together.
-  const unsigned depth = options_.queue_depth > 0 ? options_.queue_depth
-                         : device.profile
-                             ? device.profile->queue_depth
-                             : std::max(device.queue_depth / workers, auto_queue_depth_min);
-  // A profile is about memory in place.
-  const std::size_t wanted =
-      options_.block_bytes > 0 ? align_up(options_.block_bytes, page_bytes())
-                               : std::min(files::preferred_block_bytes(device), device.block_bytes);
-  const bool in_cache = options_.slot_bytes == 0 && options_.overlap == Overlap::on;
-  const std::size_t budget = slot_bytes / workers;
-  const std::size_t slot =
-      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
-  return Crew::start({.engine = kind,
-                      .queue_depth = depth,
-                      .workers = workers,
-                      .submit = options_.submit,
-                      .overlap = options_.overlap,
-                      .slot_block_bytes = slot,
-                      .slots_per_worker = static_cast<unsigned>(
-                          std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-                      .slot_bytes_in_flight =
-                          in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes},
-                     open_engine_, system_, ledger_);
+                                                    SlotShares shares) {
+  return Crew::start(crew_options(options_, kind, device, shares), open_engine_, system_, ledger_);
 }
 
 // `gds` is a choice for memory of GPUs alone.
@@ -319,7 +248,7 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
   const std::lock_guard lock(mutex_);
   if (main_.crew != nullptr) return &main_;
   auto chosen = choose_engine(device, [&](EngineKind kind) -> Status {
-    auto crew = start_crew(kind, device, slot_bytes_of(options_, main_shares));
+    auto crew = start_crew(kind, device, SlotShares::workers);
     if (!crew.ok()) return crew.error();
     main_.crew = std::move(crew.value());
     return Nothing{};
@@ -339,7 +268,7 @@ Result<Conductor::Team*> Conductor::main_team(const Device& device) {
 Result<Conductor::Team*> Conductor::gds_team(const files::OpenFile& file) {
   const std::lock_guard lock(mutex_);
   if (gds_.crew == nullptr) {
-    auto crew = start_crew(EngineKind::gds, file.device(), slot_bytes_of(options_, gds_shares));
+    auto crew = start_crew(EngineKind::gds, file.device(), SlotShares::gds);
     if (!crew.ok()) return crew.error();
     gds_ = {std::move(crew.value()), std::make_shared<const std::string>(gds_reason())};
   }
@@ -354,8 +283,7 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
   }
   const std::lock_guard lock(mutex_);
   if (buffered_.crew == nullptr) {
-    auto crew =
-        start_crew(EngineKind::threads, file.device(), slot_bytes_of(options_, buffered_shares));
+    auto crew = start_crew(EngineKind::threads, file.device(), SlotShares::buffered);
     if (!crew.ok()) return crew.error();
     buffered_ = {std::move(crew.value()),
                  std::make_shared<const std::string>(
@@ -366,7 +294,7 @@ Result<Conductor::Team*> Conductor::team_for(const files::OpenFile& file) {
 }
 
 Result<std::pair<EngineKind, std::string>> Conductor::engine() {
-  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  if (Status checked = check_open(); !checked.ok()) return checked.error();
   if (options_.engine == EngineKind::gds) {
     auto engine = open_engine_(EngineKind::gds, 1, system_);
     if (!engine.ok()) return engine.error();
@@ -387,7 +315,7 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
                                       Durability durability) {
-  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check(direction, part); !checked.ok()) return checked.error();
   }
@@ -411,20 +339,39 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
     }
   }
   // Only now that nothing can be refused any more.
-  if (direction == Direction::write) {
-    for (const Run& run : transfer->runs) run.file->reserve(run.plan.offset(), run.plan.bytes());
-  }
+  if (direction == Direction::write) begin_growth(*transfer);
   return launch(std::move(transfer), *team.value());
 }
 
 Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
                                   Durability durability) {
-  if (Status checked = check_generation(); !checked.ok()) return checked.error();
+  if (Status checked = check_open(); !checked.ok()) return checked.error();
   Result<Team*> team = team_for(*file);
   if (!team.ok()) return team.error();
   auto transfer = std::make_shared<Transfer>(Direction::write, "sync", ledger_);
   if (Status added = add_steps(*transfer, file, durability); !added.ok()) return added.error();
   return launch(std::move(transfer), *team.value());
+}
+
+// Readies the files that the transfer makes longer. What is one block comes whole or not at all.
+void Conductor::begin_growth(Transfer& transfer) const {
+  for (auto first = transfer.runs.begin(); first != transfer.runs.end();) {
+    const auto last = std::find_if(first, transfer.runs.end(),
+                                   [&](const Run& run) { return run.file != first->file; });
+    const std::span<Run> runs(first, last);
+    first = last;
+    if (runs.size() == 1 && runs.front().plan.block_count() == 1) continue;
+    std::vector<files::Growth::Range> ranges;
+    for (const Run& run : runs) {
+      ranges.push_back({run.plan.offset(), run.plan.offset() + run.plan.bytes()});
+    }
+    auto growth = files::Growth::begin(runs.front().file, ranges);
+    if (!growth) continue;
+    for (const Run& run : runs) {
+      run.file->reserve(run.plan.offset(), run.plan.bytes(), growth->old_end());
+    }
+    transfer.growths.push_back(std::move(*growth));
+  }
 }
 
 Result<Operation> Conductor::launch(std::shared_ptr<Transfer> transfer, Team& team) {
@@ -532,7 +479,7 @@ Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::Ope
 
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
   if (inline_mover_.fits(part) && (part.gpu < 0 || options_.engine != EngineKind::gds)) {
-    if (Status checked = check_generation(); !checked.ok()) return checked;
+    if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check(direction, part); !checked.ok()) return checked;
     Result<std::vector<std::shared_ptr<os::GpuFence>>> fences = fences_for({&part, 1});
     if (!fences.ok()) return fences.error();

@@ -2,9 +2,11 @@
 // Behind every Handle stands one Conductor.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,6 +19,7 @@
 #include "handle/ledger.h"
 #include "handle/part.h"
 #include "handle/plan.h"
+#include "handle/settings.h"
 #include "tensorferry/handle.h"
 
 namespace tensorferry::handle {
@@ -47,6 +50,13 @@ class Conductor {
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
                                        Durability durability);
 
+  // Takes nothing new and ends all crews (see Crew::finish). False when the deadline passes first.
+  [[nodiscard]] bool close(std::optional<Operation::Clock::time_point> deadline,
+                           OpenReads reads) noexcept;
+  void cancel_all() noexcept;
+  // What was lost and nobody has been told, if anything.
+  [[nodiscard]] std::optional<Error> take_lost() { return ledger_->take_lost(); }
+
   [[nodiscard]] const HandleOptions& options() const noexcept { return options_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
   // The engine in use, or that would be, and why.
@@ -62,7 +72,10 @@ class Conductor {
 
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
   [[nodiscard]] Status check(Direction direction, const Part& part) const;
-  [[nodiscard]] Status check_generation() const;
+  // That it is open, in this process.
+  [[nodiscard]] Status check_open() const;
+  [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews() noexcept;
+  void begin_growth(Transfer& transfer) const;
   [[nodiscard]] Result<std::vector<std::shared_ptr<os::GpuFence>>> fences_for(
       std::span<const Part> parts) const;
   [[nodiscard]] Limits limits_for(const files::OpenFile& file, files::Pages pages,
@@ -77,7 +90,7 @@ class Conductor {
   [[nodiscard]] auto choose_engine(const Device& device, Open open)
       -> Result<std::pair<EngineKind, std::string>>;
   [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, const Device& device,
-                                                         std::size_t slot_bytes);
+                                                         SlotShares shares);
   [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
   [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
                                std::shared_ptr<memory::Region> region, const Crew& crew,
@@ -94,6 +107,8 @@ class Conductor {
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
 
   InlineMover inline_mover_;
+
+  std::atomic<bool> closed_{false};
 
   std::mutex mutex_;  // guards the teams
   Team main_;

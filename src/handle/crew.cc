@@ -1,6 +1,7 @@
 #include "handle/crew.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "handle/worker.h"
@@ -20,40 +21,144 @@ Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, const Open
   }
   for (const auto& worker : crew->workers_) {
     if (Status started = worker->start(); !started.ok()) return started.error();
+    ++crew->started_;
   }
   crew->end_of_regions_ =
       std::make_unique<memory::EndOfRegions>([raw = crew.get()] { raw->wake_all(); });
   return crew;
 }
 
-Crew::~Crew() { close(); }
-
-void Crew::close() noexcept {
-  if (closing_) return;
-  end_of_regions_.reset();
-  closing_ = true;
-  stop_queued();
-  ++cancellations_;
-  wake_all();
-  for (const auto& worker : workers_) worker->join();
-  stop_queued();  // what a worker queued for its sync phase at the last moment
+Crew::~Crew() {
+  finish(OpenReads::cancel);
+  (void)wait_for_end(std::nullopt);
 }
 
-void Crew::stop_queued() noexcept {
-  std::deque<std::shared_ptr<Transfer>> left;
+// --- The end ---------------------------------------------------------------------------------
+
+void Crew::finish(OpenReads reads) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    left = queue_;
+    if (!finishing_) progress_seen_ = Clock::now();
+    finishing_ = true;
   }
-  for (const auto& transfer : left) stop(*transfer);
+  for (const auto& transfer : live()) {
+    if (transfer->stopping()) {
+      drop(*transfer);  // whoever cancels it may take its time
+    } else if (reads == OpenReads::cancel && transfer->direction() == Direction::read) {
+      stop(*transfer, "the handle was closed");
+    }
+  }
+  end_if_done();
+  wake_all();
 }
 
-void Crew::stop(Transfer& transfer) noexcept {
-  transfer.fail_cancelled("the handle was closed");
+bool Crew::wait_for_end(std::optional<Clock::time_point> deadline) noexcept {
+  const auto is_this_thread = [](const auto& worker) { return worker->is_this_thread(); };
+  std::unique_lock lock(mutex_);
+  const auto all_left = [this] { return left_ == started_; };
+  if (!all_left() && std::ranges::any_of(workers_, is_this_thread)) {
+    self_ = shared_from_this();
+    for (const auto& worker : workers_) worker->detach();
+    return true;
+  }
+  if (!deadline) {
+    worker_left_.wait(lock, all_left);
+  } else if (!worker_left_.wait_until(lock, *deadline, all_left)) {
+    return false;
+  }
+  for (const auto& worker : workers_) worker->join();
+  end_of_regions_.reset();
+  return true;
+}
+
+std::shared_ptr<Crew> Crew::leave() noexcept {
+  std::shared_ptr<Crew> self;
+  {
+    const std::lock_guard lock(mutex_);
+    ++left_;
+    worker_left_.notify_all();
+    if (left_ == started_) self = std::move(self_);
+  }
+  if (self != nullptr) ledger_->report_lost();  // the handle could not wait for it
+  return self;
+}
+
+void Crew::end_if_done() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!finishing_ || live_ != nullptr) return;
+    closing_ = true;
+  }
+  wake_all();
+}
+
+void Crew::look_after_end() noexcept {
+  if (!finishing_ || closing_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t progress =
+        ledger_->written_bytes + ledger_->read_bytes + ledger_->operations;
+    const Clock::time_point now = Clock::now();
+    if (std::exchange(progress_, progress) != progress) progress_seen_ = now;
+    if (now - progress_seen_ < options_.close_limit) return;
+    progress_seen_ = now;
+  }
+  give_up();
+}
+
+// A sync that the kernel has begun is its own affair: it cannot be taken back.
+void Crew::give_up() noexcept {
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(options_.close_limit);
+  const std::string why = "its handle was closed and nothing moved for " +
+                          std::to_string(limit.count()) + " ms, so the write was given up";
+  for (const auto& transfer : live()) {
+    if (transfer->stopping() || transfer->syncing()) continue;
+    if (transfer->direction() == Direction::write) ledger_->note_lost(transfer->cancelled(why));
+    stop(*transfer, why);
+  }
+}
+
+void Crew::cancel_all() noexcept {
+  for (const auto& transfer : live()) stop(*transfer, "cancelled by the caller");
+}
+
+void Crew::stop(Transfer& transfer, const std::string& why) noexcept {
+  transfer.fail_cancelled(why);
   drop(transfer);
 }
 
+std::vector<std::shared_ptr<Transfer>> Crew::live() noexcept {
+  std::vector<std::shared_ptr<Transfer>> all;
+  const std::lock_guard lock(mutex_);
+  for (Transfer* one = live_; one != nullptr; one = one->live_after) {
+    all.push_back(one->shared_from_this());
+  }
+  std::ranges::reverse(all);  // as they came: so the queue has them
+  return all;
+}
+
+void Crew::link(Transfer& transfer) noexcept {
+  transfer.live_after = live_;
+  if (live_ != nullptr) live_->live_before = &transfer;
+  live_ = &transfer;
+}
+
+void Crew::unlink(Transfer& transfer) noexcept {
+  (transfer.live_before != nullptr ? transfer.live_before->live_after : live_) =
+      transfer.live_after;
+  if (transfer.live_after != nullptr) transfer.live_after->live_before = transfer.live_before;
+}
+
+// The user comes last: a callback may end the handle.
+void Crew::complete(Transfer& transfer) noexcept {
+  if (finishing_) end_if_done();
+  transfer.complete();
+}
+
+// --- The queue -------------------------------------------------------------------------------
+
 double Crew::cpu_seconds() {
+  const std::lock_guard lock(mutex_);
   double sum = 0;
   for (const auto& worker : workers_) sum += worker->cpu_seconds();
   return sum;
@@ -66,23 +171,63 @@ void Crew::wake_all() noexcept {
 void Crew::enqueue(const std::shared_ptr<Transfer>& transfer) {
   std::uint64_t blocks = 0;
   for (const Run& run : transfer->runs) blocks += run.plan.block_count();
-  if (blocks == 0) {
-    blocks_finished(transfer);
-  } else {
+  bool refused = false;
+  {
     const std::lock_guard lock(mutex_);
-    push(transfer, blocks);
+    refused = finishing_;
+    if (!refused && blocks > 0) {
+      if (transfer->fences.empty()) {
+        push(transfer, blocks);
+      } else {
+        waiting_.push_back(transfer);
+        fenced_ = true;
+        wake(1);
+      }
+    }
+    if (!refused) link(*transfer);
+  }
+  if (refused) {
+    transfer->fail_cancelled("the handle was closed");
+    transfer->complete();
+  } else if (blocks == 0) {
+    blocks_finished(transfer);
   }
 }
 
 void Crew::push(const std::shared_ptr<Transfer>& transfer, std::uint64_t claims) {
   queue_.push_back(transfer);
+  wake(claims);
+}
+
+void Crew::wake(std::uint64_t workers) noexcept {
   for (const auto& worker : workers_) {
-    if (claims == 0) break;
+    if (workers == 0) break;
     if (std::exchange(worker->asleep, false)) {
       worker->wake();
-      --claims;
+      --workers;
     }
   }
+}
+
+// Not with the lock held: the driver may take its time, while others queue.
+void Crew::ask_fences() {
+  if (!fenced()) return;
+  const std::unique_lock asking(fences_mutex_, std::try_to_lock);
+  if (!asking.owns_lock()) return;
+  std::vector<std::pair<std::shared_ptr<Transfer>, std::vector<std::shared_ptr<os::GpuFence>>>>
+      asked;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& transfer : waiting_) asked.emplace_back(transfer, transfer->fences);
+  }
+  std::erase_if(asked, [](const auto& one) {
+    return !std::ranges::all_of(one.second, [](const auto& fence) { return fence->passed(); });
+  });
+  const std::lock_guard lock(mutex_);
+  for (const auto& [transfer, fences] : asked) {
+    if (std::erase(waiting_, transfer) > 0) push(transfer, workers_.size());
+  }
+  fenced_ = !waiting_.empty();
 }
 
 std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
@@ -90,7 +235,6 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
   worker.asleep = false;
   std::size_t count = 0;
   std::size_t looked_at = 0;
-  bool any_fenced = false;
   while (count < out.size() && looked_at < queue_.size()) {
     std::shared_ptr<Transfer> transfer = std::move(queue_.front());
     queue_.pop_front();
@@ -98,13 +242,11 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     const bool syncing = transfer->syncing();
     const std::size_t turn_end = std::min(out.size(), count + (syncing ? 1 : transfer->turn_left));
     const std::size_t before = count;
-    const bool fenced = transfer->fenced();
-    any_fenced |= fenced;
     const auto starved = [&] {
       const Run* run = worker.starving() ? transfer->next_through_slot() : nullptr;
       return run != nullptr && !worker.has_slots_for(*run);
     };
-    while (!fenced && count < turn_end && transfer->claimable() && !starved()) {
+    while (count < turn_end && transfer->claimable() && !starved()) {
       transfer->claim(transfer, out[count++]);
     }
     const bool took = count != before;
@@ -121,7 +263,6 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     if (stays) queue_.push_back(std::move(transfer));
   }
   worker.asleep = count < out.size();
-  if (worker.asleep) fenced_.store(any_fenced, std::memory_order_relaxed);
   return count;
 }
 
@@ -133,8 +274,9 @@ void Crew::blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
       push(transfer, 1);
       return;
     }
+    unlink(*transfer);
   }
-  transfer->complete();
+  complete(*transfer);
 }
 
 void Crew::step_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
@@ -144,28 +286,32 @@ void Crew::step_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
       push(transfer, 1);
       return;
     }
+    unlink(*transfer);
   }
-  transfer->complete();
+  complete(*transfer);
 }
 
 void Crew::drop(Transfer& transfer) noexcept {
   std::shared_ptr<Transfer> queued;
-  std::uint64_t abandoned = 0;
+  bool last = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(queue_.begin(), queue_.end(),
-                                    [&](const auto& other) { return other.get() == &transfer; });
-    if (found != queue_.end()) {
+    const auto is_it = [&](const auto& other) { return other.get() == &transfer; };
+    if (const auto found = std::ranges::find_if(queue_, is_it); found != queue_.end()) {
       queued = std::move(*found);
       queue_.erase(found);
+    } else if (const auto waits = std::ranges::find_if(waiting_, is_it); waits != waiting_.end()) {
+      queued = std::move(*waits);
+      waiting_.erase(waits);
     }
-    abandoned = transfer.abandon_unclaimed();
+    const std::uint64_t abandoned = transfer.abandon_unclaimed();
+    // In the sync phase there are no blocks left; what was queued is the next step.
+    last =
+        abandoned > 0 ? transfer.finish_blocks(abandoned) : queued != nullptr && transfer.syncing();
+    if (last) unlink(transfer);
   }
-  // In the sync phase there are no blocks left; what was queued is the next step.
-  const bool last =
-      abandoned > 0 ? transfer.finish_blocks(abandoned) : queued != nullptr && transfer.syncing();
   if (last) {
-    transfer.complete();
+    complete(transfer);
   } else {
     ++cancellations_;
     wake_all();

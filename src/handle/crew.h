@@ -3,11 +3,14 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,10 +45,14 @@ struct CrewOptions {
   // How many bytes may be under way in the slots of a worker at a time, for memory of the CPU. One
   // block always may.
   std::size_t slot_bytes_in_flight = 0;
+  // Once it shall end: how long it goes on while nothing moves.
+  std::chrono::nanoseconds close_limit{};
 };
 
-class Crew {
+class Crew : public std::enable_shared_from_this<Crew> {
  public:
+  using Clock = Operation::Clock;
+
   // Opens an engine for each worker and starts them. The Error is the engine's.
   [[nodiscard]] static Result<std::shared_ptr<Crew>> start(const CrewOptions& options,
                                                            const OpenEngine& open_engine,
@@ -55,9 +62,17 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  // Cancels every operation, waits for what is in flight, ends the workers. Nothing may be queued
-  // at the same time or later; drop() may be called.
-  void close() noexcept;
+  // Takes nothing new from now on, and ends its workers when all operations have ended: writes are
+  // finished, reads as well or they are cancelled. What does not move for close_limit is given up
+  // and goes to the ledger. What the kernel has in hand is waited for all the same.
+  void finish(OpenReads reads) noexcept;
+  // Waits until the workers of a finishing crew are gone; false when the deadline passes first. One
+  // of these workers, in a callback, cannot wait for itself: it returns at once, and the workers
+  // keep the crew until they are gone.
+  [[nodiscard]] bool wait_for_end(std::optional<Clock::time_point> deadline) noexcept;
+
+  // Cancels every operation there is.
+  void cancel_all() noexcept;
 
   // Keeps the crew, which is `self`, for ever and as it is: for a forked child.
   void abandon(std::shared_ptr<Crew> self) noexcept { self_ = std::move(self); }
@@ -65,20 +80,26 @@ class Crew {
   [[nodiscard]] const CrewOptions& options() const noexcept { return options_; }
   [[nodiscard]] double cpu_seconds();
 
-  // Queues an operation (or completes it at once if there is nothing to do).
+  // Queues an operation (or completes it at once if there is nothing to do). Cancels it where the
+  // crew is finishing.
   void enqueue(const std::shared_ptr<Transfer>& transfer);
 
   // Takes back what of a stopping operation was not claimed. It is completed here, or by the worker
   // that finishes the last of its blocks in flight.
   void drop(Transfer& transfer) noexcept;
 
-  // Ends an operation because the handle closes.
-  void stop(Transfer& transfer) noexcept;
-
   // --- For workers ---
   // Claims up to out.size() blocks. With none to be had, the worker counts as asleep from then on
   // and will be woken.
   [[nodiscard]] std::size_t claim(Worker& worker, std::span<Claim> out);
+  // Lets operations into the queue whose GPU has come so far.
+  void ask_fences();
+  // Gives up what does not move any more, if the crew is finishing.
+  void look_after_end() noexcept;
+  [[nodiscard]] bool finishing() const noexcept { return finishing_.load(); }
+  // The worker's last words. What it gets it lets go of when it touches nothing of the crew any
+  // more.
+  [[nodiscard]] std::shared_ptr<Crew> leave() noexcept;
   // The last block of a transfer has ended: goes on to make it durable, or completes it.
   void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
   void step_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
@@ -94,7 +115,15 @@ class Crew {
   Crew(const CrewOptions& options, os::System& system, std::shared_ptr<Ledger> ledger);
   // With the lock held.
   void push(const std::shared_ptr<Transfer>& transfer, std::uint64_t claims);
-  void stop_queued() noexcept;
+  void wake(std::uint64_t workers) noexcept;
+  void link(Transfer& transfer) noexcept;
+  void unlink(Transfer& transfer) noexcept;
+
+  [[nodiscard]] std::vector<std::shared_ptr<Transfer>> live() noexcept;
+  void stop(Transfer& transfer, const std::string& why) noexcept;
+  void complete(Transfer& transfer) noexcept;  // once it is unlinked
+  void end_if_done() noexcept;
+  void give_up() noexcept;
   void wake_all() noexcept;
 
   const CrewOptions options_;
@@ -102,12 +131,23 @@ class Crew {
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Transfer>> queue_;
-  std::vector<std::unique_ptr<Worker>> workers_;  // fixed once started
+  std::vector<std::shared_ptr<Transfer>> waiting_;  // for a GPU, before they are queued
+  Transfer* live_ = nullptr;                        // the first of all that have not ended
+  std::vector<std::unique_ptr<Worker>> workers_;    // fixed once started
+  std::size_t started_ = 0;                         // of them
+  std::size_t left_ = 0;                            // of these
+  std::condition_variable worker_left_;
   std::atomic<std::uint64_t> cancellations_{0};
+  std::atomic<bool> finishing_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> fenced_{false};
+  std::mutex fences_mutex_;  // held by whoever asks a GPU
   std::unique_ptr<memory::EndOfRegions> end_of_regions_;
   std::shared_ptr<Crew> self_;
+
+  // Of a finishing crew.
+  std::uint64_t progress_ = 0;
+  Clock::time_point progress_seen_;
 };
 
 }  // namespace tensorferry::handle

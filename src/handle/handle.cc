@@ -103,6 +103,19 @@ Operation Handle::sync(const File& file, Durability durability) {
   return conductor_->sync(file.opened(), durability).or_throw();
 }
 
+void Handle::close(OpenReads reads) {
+  (void)conductor_->close(std::nullopt, reads);
+  if (const auto lost = conductor_->take_lost()) throw Error(*lost);
+}
+
+bool Handle::close_until(Operation::Clock::time_point deadline, OpenReads reads) {
+  if (!conductor_->close(deadline, reads)) return false;
+  if (const auto lost = conductor_->take_lost()) throw Error(*lost);
+  return true;
+}
+
+void Handle::cancel_all() noexcept { conductor_->cancel_all(); }
+
 const HandleOptions& Handle::options() const noexcept { return conductor_->options(); }
 std::string_view Handle::engine() const { return to_string(conductor_->engine().or_throw().first); }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/alignment.h"
+#include "files/growth.h"
 #include "handle/retry.h"
 #include "handle/trace.h"
 #include "handle/transfer.h"
@@ -58,6 +59,10 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
     slot = take_slot();
     if (slot == nullptr) return std::nullopt;
   }
+  const bool may_tear = direction == Direction::write && plan.block_count() > 1;
+  std::optional<files::Growth> growth =
+      may_tear ? files::Growth::begin(part.file, {{part.offset, part.offset + part.bytes}})
+               : std::nullopt;
   const std::uint64_t id = Trace::active() != nullptr ? next_operation_id() : 0;
   Status status = part.gpu >= 0 && slot ? prepare(*slot, part, fence) : Status(Nothing{});
   for (std::uint64_t i = 0; i < plan.block_count() && status.ok(); ++i) {
@@ -67,6 +72,8 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
     const std::lock_guard lock(mutex_);
     slots_.push_back(std::move(slot));
   }
+  if (growth && status.ok()) growth->keep();
+  growth.reset();  // cuts off what a failed write has added
   if (status.ok()) status = sync(file, durability);
 
   const auto end = Operation::Clock::now();

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/histogram.h"
+#include "tensorferry/error.h"
 
 namespace tensorferry::handle {
 
@@ -55,10 +59,44 @@ class Ledger {
     return reasons_;
   }
 
+  // An operation failed and nobody has asked about it, or was given up when its handle closed.
+  void note_lost(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) lost_ = error;
+    ++lost_count_;
+  }
+
+  std::function<void(const Error&)> on_lost;  // set before anything is done
+
+  // Tells on_lost what nobody else has been told.
+  void report_lost() noexcept {
+    try {
+      if (const auto lost = take_lost(); lost && on_lost) on_lost(*lost);
+    } catch (...) {  // nobody is there to hear
+    }
+  }
+
+  // The first of them since the last call, with a word on the others.
+  [[nodiscard]] std::optional<Error> take_lost() {
+    const std::lock_guard lock(mutex_);
+    std::optional<Error> lost = std::exchange(lost_, std::nullopt);
+    const std::size_t others = std::exchange(lost_count_, 0) - (lost ? 1 : 0);
+    if (others == 0) return lost;
+    return Error({.operation = lost->operation(),
+                  .path = lost->path(),
+                  .offset = lost->offset(),
+                  .length = lost->length(),
+                  .code = lost->code(),
+                  .hint = lost->hint() + (lost->hint().empty() ? "" : "; ") +
+                          std::to_string(others) + " more operations failed unseen"});
+  }
+
  private:
   static constexpr std::size_t reasons_max = 32;
   mutable std::mutex mutex_;
   std::vector<std::string> reasons_;
+  std::optional<Error> lost_;
+  std::size_t lost_count_ = 0;
 };
 
 }  // namespace tensorferry::handle

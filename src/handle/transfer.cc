@@ -81,6 +81,11 @@ Transfer::Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger
       generation_(os::fork_generation()),
       queued_(Clock::now()) {}
 
+Transfer::~Transfer() {
+  const bool lost = error_ && error_->code() != ECANCELED && !seen_;
+  if (lost && generation_ == os::fork_generation()) ledger_->note_lost(*error_);
+}
+
 void Transfer::count_blocks() {
   for (const Run& run : runs) {
     unclaimed_ += run.plan.block_count();
@@ -93,11 +98,6 @@ void Transfer::count_blocks() {
   } else if (!steps.empty()) {
     path_ = steps.front().file->path();
   }
-}
-
-bool Transfer::fenced() noexcept {
-  std::erase_if(fences, [](const auto& fence) { return fence->passed(); });
-  return !fences.empty();
 }
 
 bool Transfer::claimable() const noexcept {
@@ -153,20 +153,35 @@ void Transfer::fail(Error error) noexcept {
   stopping_.store(true, std::memory_order_release);
 }
 
-void Transfer::fail_cancelled(const char* why) noexcept {
-  fail(Error({.operation = verb_,
-              .path = path_,
-              .offset = offset_,
-              .length = asked_bytes_,
-              .code = ECANCELED,
-              .hint = why}));
+Error Transfer::cancelled(const std::string& why) const {
+  return Error({.operation = verb_,
+                .path = path_,
+                .offset = offset_,
+                .length = asked_bytes_,
+                .code = ECANCELED,
+                .hint = why});
 }
 
 bool Transfer::finish_blocks(std::uint64_t count) noexcept {
   return unfinished_.fetch_sub(count, std::memory_order_acq_rel) == count;
 }
 
+// What a failed write has added to its files is cut off again. Where only the sync has failed, it
+// has all been written.
+void Transfer::settle_growths() noexcept {
+  for (files::Growth& growth : growths) {
+    if (bytes() == asked_bytes_) {
+      growth.keep();
+    } else if (const Status cut = growth.cut_back(); !cut.ok()) {
+      ledger_->note_fallback(std::string("the end of a failed write could not be cut off: ") +
+                             cut.error().what());
+    }
+  }
+  growths.clear();
+}
+
 void Transfer::complete() noexcept {
+  settle_growths();
   // A cancellation that came when all was done has changed nothing.
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && bytes() == asked_bytes_;
   // Files close and memory goes before anyone sees the end. The lists are emptied outside the lock:
@@ -254,6 +269,7 @@ void Transfer::cancel(const char* why) noexcept {
 
 std::optional<Error> Transfer::error() const {
   if (!done()) return std::nullopt;
+  seen_.store(true, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   return error_;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engines/engine.h"
+#include "files/growth.h"
 #include "files/open_file.h"
 #include "handle/ledger.h"
 #include "handle/plan.h"
@@ -82,18 +83,23 @@ struct Claim {
 // to another one.
 inline constexpr std::size_t turn_blocks = 8;
 
-class Transfer {
+class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   using Clock = Operation::Clock;
 
   // `verb` names it in errors and in the trace: "read", "write", "sync".
   Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger);
+  // A failure that nobody has asked about goes to the ledger.
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
 
   // --- Before it is queued, by the conductor alone ---
   std::vector<Piece> pieces;
   std::vector<Run> runs;
   std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
   std::vector<SyncStep> steps;
+  std::vector<files::Growth> growths;                 // of the files that it makes longer
   std::vector<std::shared_ptr<os::GpuFence>> fences;  // nothing is claimed before they have passed
   std::weak_ptr<Crew> crew;
   std::string_view engine_name;
@@ -101,8 +107,9 @@ class Transfer {
   void count_blocks();  // once all of the above is set
 
   // --- Claiming: only with the crew's lock held ---
+  Transfer* live_before = nullptr;  // among those of the crew that have not ended
+  Transfer* live_after = nullptr;
   std::size_t turn_left = turn_blocks;
-  [[nodiscard]] bool fenced() noexcept;
   [[nodiscard]] bool claimable() const noexcept;
   // The run whose block would be claimed next, if that goes through a slot.
   [[nodiscard]] const Run* next_through_slot() noexcept;
@@ -119,7 +126,8 @@ class Transfer {
   // Keeps the first error; nothing more of the operation is started after it.
   // After complete() it changes nothing.
   void fail(Error error) noexcept;
-  void fail_cancelled(const char* why) noexcept;
+  void fail_cancelled(const std::string& why) noexcept { fail(cancelled(why)); }
+  [[nodiscard]] Error cancelled(const std::string& why) const;
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
   // Counts blocks off, returns true to the one caller who brings the count to zero.
   [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
@@ -134,7 +142,7 @@ class Transfer {
   // As when_done(), but before anybody can see the end; at once if it has ended.
   void before_done(std::function<void(Outcome)> then);
   void cancel(const char* why) noexcept;
-  [[nodiscard]] std::optional<Error> error() const;
+  [[nodiscard]] std::optional<Error> error() const;  // whoever asks knows of it
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return moved_bytes_.load(std::memory_order_relaxed);
   }
@@ -142,6 +150,7 @@ class Transfer {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
+  void settle_growths() noexcept;
   // Once ending_: nothing changes it any more.
   [[nodiscard]] Outcome outcome() const noexcept {
     return error_ ? Outcome::failed : Outcome::succeeded;
@@ -174,6 +183,7 @@ class Transfer {
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::optional<Error> error_;
+  mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;
   const Clock::time_point queued_;

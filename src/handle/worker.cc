@@ -37,6 +37,9 @@ Engine::Nanoseconds copy_poll_pause(unsigned polls, bool others_go_on) noexcept 
   return std::chrono::microseconds(polls < without_sleep ? 0 : 50);
 }
 
+// While the crew finishes, somebody has to notice that nothing moves any more.
+constexpr Engine::Nanoseconds finishing_pause = std::chrono::milliseconds(20);
+
 // And before asking again whether the GPU's work is done that a transfer waits for.
 Engine::Nanoseconds fence_poll_pause(unsigned polls) noexcept {
   constexpr unsigned doublings_max = 6;
@@ -64,8 +67,13 @@ void Worker::join() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Worker::detach() {
+  if (thread_.joinable()) thread_.detach();
+}
+
 Status Worker::start() {
-  auto thread = os::start_thread("ferry-worker", [this] { run(); });
+  // Whoever gets the crew last ends it, and this worker with it.
+  auto thread = os::start_thread("ferry-worker", [this] { const auto last = run(); });
   if (!thread) {
     return Error({.operation = "start worker thread",
                   .path = {},
@@ -78,21 +86,28 @@ Status Worker::start() {
   return Nothing{};
 }
 
-double Worker::os_cpu_seconds() { return os::cpu_seconds(thread_); }
+double Worker::cpu_seconds() {
+  const double used = thread_.joinable() ? os::cpu_seconds(thread_) : cpu_seconds_at_end_.load();
+  return used + engine_->cpu_seconds();
+}
 
-void Worker::run() {
+std::shared_ptr<Crew> Worker::run() {
   attach_error_ = -engine_->attach();
   while (!(crew_.closing() && idle())) {
+    crew_.look_after_end();
     obey_cancellations();
     regions_.drop_ended();
     revive_delayed();
     collect_copies();
     feed_starved();
+    crew_.ask_fences();
     take_up_claims();
     submit_ready();
     unload();
     if (!work_at_hand()) reap();
   }
+  cpu_seconds_at_end_ = os::cpu_seconds_of_this_thread();
+  return crew_.leave();
 }
 
 std::size_t Worker::room() const noexcept {
@@ -354,6 +369,7 @@ Engine::Nanoseconds Worker::reap_limit() const {
     limit = std::min(limit, copy_poll_pause(polls_, in_flight_ > 0 && (starved_.empty() ||
                                                                        !free_slots_.empty())));
   if (crew_.fenced()) limit = std::min(limit, fence_poll_pause(polls_));
+  if (crew_.finishing()) limit = std::min(limit, finishing_pause);
   return limit;
 }
 
@@ -528,13 +544,9 @@ void Worker::copy_in(const Flight& flight) {
 void Worker::obey_cancellations() {
   const std::uint64_t cancellations = crew_.cancellations();
   if (cancellations == std::exchange(cancellations_seen_, cancellations)) return;
-  const bool closing = crew_.closing();
   for (std::uint32_t index = 0; index < flights_.size(); ++index) {
     Flight& flight = flights_[index];
     if (flight.stage == Stage::unused) continue;
-    if (closing && !flight.claim.transfer->stopping()) {
-      crew_.stop(*flight.claim.transfer);
-    }
     if (!flight.claim.transfer->stopping()) continue;
     if (flight.stage == Stage::in_flight) {
       if (!std::exchange(flight.cancelled, true)) engine_->cancel(index);

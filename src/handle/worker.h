@@ -31,8 +31,13 @@ class Worker {
   [[nodiscard]] Status start();
   // Waits for the thread's end; the crew must be closing.
   void join();
+  // Leaves the thread to itself.
+  void detach();
+  [[nodiscard]] bool is_this_thread() const noexcept {
+    return thread_.get_id() == std::this_thread::get_id();
+  }
   void wake() noexcept { engine_->wake(); }
-  [[nodiscard]] double cpu_seconds() { return os_cpu_seconds() + engine_->cpu_seconds(); }
+  [[nodiscard]] double cpu_seconds();
 
   bool asleep = false;  // guarded by the crew's lock
 
@@ -71,8 +76,7 @@ class Worker {
     Clock::time_point started;  // for the trace
   };
 
-  [[nodiscard]] double os_cpu_seconds();
-  void run();
+  [[nodiscard]] std::shared_ptr<Crew> run();
   void take_up_claims();
   void take_up(Claim&& claim);
   void make_ready(std::uint32_t index);
@@ -135,6 +139,7 @@ class Worker {
   std::size_t slot_bytes_under_way_ = 0;  // of flights that count for the cache
 
   std::thread thread_;
+  std::atomic<double> cpu_seconds_at_end_{0};
 };
 
 }  // namespace tensorferry::handle

@@ -27,12 +27,21 @@ std::optional<std::thread> start_thread(const char* name, std::function<void()> 
   return thread;
 }
 
-double cpu_seconds(std::thread& thread) noexcept {
-  clockid_t clock{};
+namespace {
+
+double seconds_of(clockid_t clock) noexcept {
   timespec used{};
-  if (pthread_getcpuclockid(thread.native_handle(), &clock) != 0) return 0;
   if (clock_gettime(clock, &used) != 0) return 0;
   return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
+
+}  // namespace
+
+double cpu_seconds(std::thread& thread) noexcept {
+  clockid_t clock{};
+  return pthread_getcpuclockid(thread.native_handle(), &clock) == 0 ? seconds_of(clock) : 0;
+}
+
+double cpu_seconds_of_this_thread() noexcept { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
 }  // namespace tensorferry::os

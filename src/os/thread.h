@@ -14,5 +14,6 @@ namespace tensorferry::os {
 
 // CPU time that a running thread has used so far.
 [[nodiscard]] double cpu_seconds(std::thread& thread) noexcept;
+[[nodiscard]] double cpu_seconds_of_this_thread() noexcept;
 
 }  // namespace tensorferry::os

@@ -88,13 +88,13 @@ TEST_F(SwapSpaceTest, a_part_can_be_read_alone) {
   EXPECT_EQ(fault_in(space, "t", 1000, 5, 4096), "");
   EXPECT_EQ(fault_in(space, "t", 12345, 5, 1234567), "");
   Memory memory(2);
-  EXPECT_EQ(error_of([&] { space.get("t", memory.bytes(), 3 * MiB - 1); }).code(), EINVAL);
+  EXPECT_EQ(error_of([&] { (void)space.get("t", memory.bytes(), 3 * MiB - 1); }).code(), EINVAL);
 }
 
 TEST_F(SwapSpaceTest, an_unknown_tensor_is_an_error_that_names_it) {
   SwapSpace space(options());
   Memory memory(16);
-  const Error error = error_of([&] { space.get("layer 7", memory.bytes()); });
+  const Error error = error_of([&] { (void)space.get("layer 7", memory.bytes()); });
   EXPECT_EQ(error.code(), ENOENT);
   EXPECT_NE(std::string(error.what()).find("layer 7"), std::string::npos);
   EXPECT_EQ(error_of([&] { space.prefetch("x"); }).code(), ENOENT);
@@ -493,7 +493,7 @@ TEST_F(SwapSpaceTest, in_a_child_of_fork_its_use_is_an_error_and_its_end_removes
   store(*space, "t", MiB, 1);
   const auto child = support::run_in_child([&space]() -> std::string {
     Memory memory(MiB);
-    const int code = error_of([&] { space->get("t", memory.bytes()); }).code();
+    const int code = error_of([&] { (void)space->get("t", memory.bytes()); }).code();
     const int reserved = error_of([&] { space->reserve(MiB); }).code();
     space.reset();
     return code == ECHILD && reserved == ECHILD

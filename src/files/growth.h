@@ -1,0 +1,58 @@
+// Files that writes make longer: what a failed write has added to the end is cut off again, so that
+// nobody finds zeros, or the later half of a tensor, where the write never came.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "files/open_file.h"
+
+namespace tensorferry::files {
+
+// Writes of one operation to one file that reach past its end. When the last such operation of the
+// process on that file has ended and some have failed, the file is cut back: to its old end, or to
+// the end of the last data behind it that a failed write has not written. Data of others is never
+// cut, nor is a file that somebody else has made longer still. Thread-safe. In a forked child the
+// operations are the parent's, and nothing is cut.
+class Growth {
+ public:
+  struct Range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+
+  // Before anything is written. Nothing where no range reaches past the end, and for devices.
+  [[nodiscard]] static std::optional<Growth> begin(std::shared_ptr<OpenFile> file,
+                                                   std::vector<Range> ranges);
+  Growth(Growth&&) noexcept = default;
+  Growth& operator=(Growth&&) = delete;
+  ~Growth();
+
+  // Where the file ended before anything was written.
+  [[nodiscard]] std::uint64_t old_end() const noexcept { return old_end_; }
+
+  // The writes have ended. Either is called once; the destructor cuts back if neither was. The
+  // Error says that the file could not be cut.
+  void keep() noexcept;
+  Status cut_back() noexcept;
+
+ private:
+  enum class Outcome : std::uint8_t { kept, failed };
+
+  Growth(std::shared_ptr<OpenFile> file, std::vector<Range> ranges, std::uint64_t old_end,
+         std::pair<std::uint64_t, std::uint64_t> inode) noexcept
+      : file_(std::move(file)), ranges_(std::move(ranges)), old_end_(old_end), inode_(inode) {}
+  Status end(Outcome outcome) noexcept;
+
+  std::shared_ptr<OpenFile> file_;  // nullptr once it has ended
+  std::vector<Range> ranges_;
+  std::uint64_t old_end_;
+  std::pair<std::uint64_t, std::uint64_t> inode_;  // with its device
+  std::uint64_t generation_ = os::fork_generation();
+};
+
+}  // namespace tensorferry::files

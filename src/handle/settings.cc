@@ -1,0 +1,126 @@
+#include "handle/settings.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/alignment.h"
+#include "files/device.h"
+#include "os/system.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+constexpr unsigned queue_depth_max = 4096;
+constexpr unsigned workers_max = 256;
+constexpr unsigned auto_queue_depth_min = 8;
+constexpr unsigned auto_workers_max = 4;
+constexpr double close_limit_seconds_max = 365.0 * 24 * 3600;
+
+constexpr std::size_t slot_shares = 16;
+constexpr std::size_t slot_block_bytes_min = 64 * KiB;
+constexpr std::size_t auto_slot_bytes = 64 * MiB;
+
+Error refused(std::string why) {
+  return Error({.operation = "open handle",
+                .path = {},
+                .offset = {},
+                .length = {},
+                .code = EINVAL,
+                .hint = std::move(why)});
+}
+
+constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
+  return slot_shares * slot_block_bytes_min * workers;
+}
+
+// How many bytes may be under way in slots, of all workers together: they stay in the cache, of
+// which other work, and what has landed and is being copied out, needs its share. Each disk has
+// enough to do all the same.
+std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
+  return std::max(os::last_level_cache_bytes() / 4,
+                  std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
+}
+
+}  // namespace
+
+Status check_options(const HandleOptions& options) {
+  const auto at_most = [](const std::string& what, std::size_t value, std::size_t max) {
+    return refused(what + " is " + std::to_string(value) + " and must be at most " +
+                   std::to_string(max));
+  };
+  if (options.queue_depth > queue_depth_max) {
+    return at_most("queue_depth", options.queue_depth, queue_depth_max);
+  }
+  if (options.workers > workers_max) return at_most("workers", options.workers, workers_max);
+  if (options.block_bytes > GiB) return at_most("block_bytes", options.block_bytes, GiB);
+  const unsigned workers = std::max(options.workers, auto_workers_max);
+  const std::size_t needed = slot_bytes_min(workers);
+  if (options.slot_bytes > 0 && options.slot_bytes < needed) {
+    return refused("slot_bytes is " + std::to_string(options.slot_bytes) +
+                   " and must be at least " + std::to_string(needed) + " for " +
+                   std::to_string(workers) + " workers");
+  }
+  const double limit = options.close_limit_seconds;
+  if (!(limit > 0 && limit <= close_limit_seconds_max)) {  // what is not a number is neither
+    return refused("close_limit_seconds is " + std::to_string(limit) +
+                   " and must be more than 0 and at most a year");
+  }
+  return Nothing{};
+}
+
+bool cuts_small_transfers(const HandleOptions& options) noexcept {
+  return options.block_bytes == 0 && options.overlap == Overlap::on &&
+         (options.queue_depth == 0 || options.queue_depth >= 4);
+}
+
+std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept {
+  const std::size_t automatic = std::max(auto_slot_bytes, slot_bytes_min(options.workers));
+  return (options.slot_bytes > 0 ? options.slot_bytes : automatic) / slot_shares *
+         static_cast<std::size_t>(shares);
+}
+
+std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
+  return cuts_small_transfers(options) ? 256 * KiB : MiB;
+}
+
+CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const Device& device,
+                         SlotShares shares) {
+  const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
+  const unsigned workers = options.workers > 0 ? options.workers
+                           : device.profile
+                               ? device.profile->workers
+                               : std::min({device.disks, processors, auto_workers_max});
+  // What sysfs suggests is for all workers together.
+  const unsigned depth = options.queue_depth > 0 ? options.queue_depth
+                         : device.profile
+                             ? device.profile->queue_depth
+                             : std::max(device.queue_depth / workers, auto_queue_depth_min);
+  // A profile is about memory in place.
+  const std::size_t wanted =
+      options.block_bytes > 0 ? align_up(options.block_bytes, page_bytes())
+                              : std::min(files::preferred_block_bytes(device), device.block_bytes);
+  const bool in_cache = options.slot_bytes == 0 && options.overlap == Overlap::on;
+  const std::size_t slot_bytes = slot_bytes_of(options, shares);
+  const std::size_t budget = slot_bytes / workers;
+  const std::size_t slot =
+      std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
+  return {
+      .engine = engine,
+      .queue_depth = depth,
+      .workers = workers,
+      .submit = options.submit,
+      .overlap = options.overlap,
+      .slot_block_bytes = slot,
+      .slots_per_worker =
+          static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
+      .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes,
+      .close_limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(options.close_limit_seconds))};
+}
+
+}  // namespace tensorferry::handle
