@@ -24,8 +24,12 @@ Dock::Dock() { live_docks().insert(this); }
 Dock::~Dock() { live_docks().erase(this); }
 
 PyOperation Dock::launch(std::shared_ptr<Flight> flight) {
-  if (closed()) {  // while the operation was started
-    flight->cancel_and_reap();
+  if (closed()) {  // while the operation was started: it ends with what was opened
+    {
+      const Unlocked unlocked;
+      flight->reap();
+    }
+    flight->let_go();
     return {std::move(flight)};
   }
   flights_.push_back(flight);
@@ -34,60 +38,104 @@ PyOperation Dock::launch(std::shared_ptr<Flight> flight) {
   return {std::move(flight)};
 }
 
-PyOperation Dock::launch(Operation operation, std::vector<Buffer> buffers) {
-  return launch(std::make_shared<Flight>(Flight{std::move(operation), std::move(buffers), false}));
+PyOperation Dock::launch(Operation operation, Moves moves, std::vector<Buffer> buffers) {
+  return launch(
+      std::make_shared<Flight>(Flight{std::move(operation), std::move(buffers), false, moves}));
+}
+
+bool Dock::finish_or_interrupt(Ending ending) {
+  for (;;) {
+    const bool hears_signals = on_main_thread();
+    const auto deadline = hears_signals ? Clock::now() + signal_interval : Clock::time_point::max();
+    if (finish(ending, deadline)) return true;
+    if (PyErr_CheckSignals() != 0) return false;
+  }
+}
+
+bool Dock::landed(Clock::time_point deadline) const {
+  const std::vector<std::shared_ptr<Flight>> flights = flights_;
+  for (const auto& flight : flights) {
+    const Unlocked unlocked;
+    try {
+      if (!flight->operation.wait_until(deadline)) return false;
+    } catch (const Error&) {  // how it ended is asked later
+    }
+  }
+  return true;
+}
+
+void Dock::cancel_flights() const noexcept {
+  for (const auto& flight : flights_) flight->operation.cancel();
 }
 
 void Dock::close() {
   if (closed()) return;
   closing_ = true;  // no new work: the wait shall have an end
-  while (!flights_.empty()) {
-    std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
-    for (std::size_t i = 0; i < flights.size(); ++i) {
-      const bool seen = flights[i]->seen;
-      try {
-        (void)flights[i]->wait(-1);
-      } catch (const Error& error) {
-        if (!seen) keep_unseen(error);
-      } catch (...) {  // Ctrl-C: it is open again, with what was not waited for
-        flights_.insert(flights_.end(), flights.begin() + static_cast<std::ptrdiff_t>(i),
-                        flights.end());
-        closing_ = false;
-        throw;
-      }
-    }
-  }
-  end();
+  if (!finish_or_interrupt(Ending::with_all)) throw nb::python_error();
+  settle();
   if (const auto error = std::exchange(unseen_, std::nullopt)) throw Error(*error);
 }
 
 void Dock::end() {
-  std::shared_ptr<void> ending = take_out();
-  if (ending == nullptr) return;
+  if (closed()) return;
+  closing_ = true;
+  std::optional<nb::python_error> interrupt;
+  while (!finish_or_interrupt(Ending::with_writes)) {
+    interrupt.emplace();
+    cancel_all();
+  }
+  settle();
+  if (interrupt) throw nb::python_error(*interrupt);
+}
+
+void Dock::end_quietly() noexcept {
+  try {
+    end();
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      PyErr_SetInterrupt();
+    } else {
+      error.discard_as_unraisable("the end of a handle");
+    }
+  }
+}
+
+void Dock::settle() {
   const std::vector<std::shared_ptr<Flight>> flights = std::exchange(flights_, {});
-  std::size_t cut_short = 0;
-  for (const auto& flight : flights) cut_short += !flight->operation.done() && !flight->seen;
   {
+    std::shared_ptr<void> ending = take_out();
     const Unlocked unlocked;
-    for (const auto& flight : flights) flight->operation.cancel();
     for (const auto& flight : flights) flight->reap();
     ending.reset();
   }
-  if (cut_short > 0) {
-    log(std::to_string(cut_short) + " operations were cancelled because their handle was ended");
-  }
+  std::size_t cut_short = 0;
   for (const auto& flight : flights) {
     const auto error = flight->seen ? std::nullopt : flight->operation.error();
-    if (error && error->code() != ECANCELED) keep_unseen(*error);
+    if (error && error->code() == ECANCELED && flight->moves == Moves::in) {
+      ++cut_short;
+    } else if (error) {
+      keep_unseen(*error);
+    }
     flight->let_go();
+  }
+  if (cut_short > 0) {
+    log(std::to_string(cut_short) + " reads were cancelled because their handle was ended");
   }
 }
 
 void Dock::end_all() {
+  std::optional<nb::python_error> interrupt;
   for (Dock* dock : std::vector<Dock*>(live_docks().begin(), live_docks().end())) {
-    if (live_docks().contains(dock)) dock->end();
+    if (!live_docks().contains(dock)) continue;
+    try {
+      if (interrupt) dock->cancel_all();
+      dock->end();
+    } catch (nb::python_error& error) {
+      interrupt.emplace(error);
+    }
   }
   Unlocked::let_others_return();
+  if (interrupt) throw nb::python_error(*interrupt);
 }
 
 void Dock::log(const std::string& text) noexcept {

@@ -14,9 +14,14 @@
 
 namespace tensorferry::python {
 
+// How one ends: as its user asks for, with all that was begun, or with what would be lost.
+enum class Ending : std::uint8_t { with_all, with_writes };
+
 // Guarded by the GIL.
 class Dock {
  public:
+  using Clock = Operation::Clock;
+
   Dock();
   virtual ~Dock();
   Dock(const Dock&) = delete;
@@ -26,14 +31,19 @@ class Dock {
 
   // Keeps the flight until it is done. Every so often lets go of those that are.
   PyOperation launch(std::shared_ptr<Flight> flight);
-  PyOperation launch(Operation operation, std::vector<Buffer> buffers = {});
+  PyOperation launch(Operation operation, Moves moves, std::vector<Buffer> buffers = {});
 
-  // Waits for everything in flight, ends, and throws the first failure that nobody has seen.
+  // Takes nothing new, waits for everything in flight, ends, and throws the first failure that
+  // nobody has seen. After Ctrl-C it goes on in the background, and can be called again.
   void close();
 
-  // Cancels what is in flight and ends. When it returns, no memory is in use, also if other threads
-  // are still in a call. What failed unseen, or was cut short, goes to the log.
+  // Ends without being asked to: after an exception, without a user, with the interpreter. What is
+  // not worth finishing is cancelled. When it returns, no memory is in use, also if other threads
+  // are still in a call. What failed unseen, or was cut short, goes to the log. Ctrl-C cancels all
+  // that is left; it throws that once all has ended.
   void end();
+  // The same for destructors, which cannot throw: Ctrl-C comes back a moment later.
+  void end_quietly() noexcept;
 
   // All that are open, at the end of the interpreter, while Python still works. Those who wait are
   // woken by the end and shall have the GIL before it is gone.
@@ -48,6 +58,21 @@ class Dock {
  private:
   // Takes what was opened out of the dock. nullptr if it is closed.
   [[nodiscard]] virtual std::shared_ptr<void> take_out() noexcept = 0;
+  // Waits a while for all to end, with or without the GIL; true when it has. What is lost is found
+  // in the flights.
+  virtual bool finish(Ending ending, Clock::time_point deadline) = 0;
+  virtual void cancel_all() noexcept = 0;
+  // Waits until all has ended. False for Ctrl-C, with the exception set.
+  [[nodiscard]] bool finish_or_interrupt(Ending ending);
+  // Once all has ended: lets go, and keeps what nobody has seen.
+  void settle();
+
+ protected:
+  // Whether all flights have ended before the deadline.
+  [[nodiscard]] bool landed(Clock::time_point deadline) const;
+  void cancel_flights() const noexcept;
+
+ private:
   void keep_unseen(const Error& error) noexcept;
   void sweep();
 
@@ -63,7 +88,7 @@ class DockOf : public Dock {
  public:
   template <class Options>
   DockOf(const char* use, const Options& options) : use_(use), opened_(make(options)) {}
-  ~DockOf() override { end(); }
+  ~DockOf() override { end_quietly(); }
 
   // Calls `use` with what was opened and without the GIL. Another thread may close it meanwhile:
   // the last user ends it.
@@ -87,18 +112,30 @@ class DockOf : public Dock {
   [[nodiscard]] std::shared_ptr<void> take_out() noexcept override {
     return std::exchange(opened_, nullptr);
   }
+  bool finish(Ending ending, Clock::time_point deadline) override;
+  void cancel_all() noexcept override;
 
   const char* use_;  // what errors call it: "use handle"
   std::shared_ptr<Opened> opened_;
 };
 
+// In handle.cc and swap.cc: what each of them finishes.
+template <>
+bool DockOf<Handle>::finish(Ending ending, Clock::time_point deadline);
+template <>
+void DockOf<Handle>::cancel_all() noexcept;
+template <>
+bool DockOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline);
+template <>
+void DockOf<SwapSpace>::cancel_all() noexcept;
+
 // close(), closed, __enter__ and __exit__, the same for all.
 template <class Class>
-void bind_closing(Class& type, const char* enter_signature) {
+void bind_closing(Class& type, const char* enter_signature, const char* closing,
+                  const char* after_exception) {
   using Type = typename Class::Type;
   type.def(
-          "close", [](Type& self) { self.close(); },
-          "Waits for all operations and ends. Raises the first failure that nobody has seen.")
+          "close", [](Type& self) { self.close(); }, closing)
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig(enter_signature))
       .def(
@@ -108,7 +145,7 @@ void bind_closing(Class& type, const char* enter_signature) {
           },
           nb::arg().none(), nb::arg().none(), nb::arg().none(),
           nb::sig("def __exit__(self, type: object, value: object, traceback: object, /) -> None"),
-          "As close(); after an exception what is in flight is cancelled instead.")
+          after_exception)
       .def_prop_ro("closed", [](const Type& self) { return self.closed(); });
 }
 

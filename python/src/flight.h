@@ -1,6 +1,7 @@
 // An operation under way, with the Python objects whose memory it uses.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,12 +11,16 @@
 
 namespace tensorferry::python {
 
+// Whether an operation fills memory or brings something to the drive, a sync included.
+enum class Moves : std::uint8_t { in, out };
+
 // Held by the Operation that the user has, and by its Handle until the operation is done: a user
 // may let go of both operation and tensor. Engine threads never see it. Destroyed with the GIL.
 struct Flight {
   Operation operation;
   std::vector<Buffer> buffers;
   bool seen = false;  // somebody has learnt how it ended, or cancelled it
+  Moves moves = Moves::in;
 
   // Lets go of the memory. Finalizers may run, and call anything: nothing is touched after that.
   void let_go() { const std::vector<Buffer> gone = std::exchange(buffers, {}); }

@@ -25,10 +25,11 @@ Durability parse_durability(const std::string& text) {
 
 void make_handle(PyHandle* self, const std::string& engine, nb::handle block_bytes,
                  nb::handle queue_depth, nb::handle workers, const std::string& submit,
-                 bool overlap, nb::handle slot_bytes) {
+                 bool overlap, nb::handle slot_bytes, double close_limit_seconds) {
   HandleOptions options =
       handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes", "open handle");
+  options.close_limit_seconds = close_limit_seconds;
   new (self) PyHandle("use handle", options);
 }
 
@@ -44,7 +45,7 @@ PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle 
   const std::uint64_t at = to_bytes(offset, "offset");
   Operation operation = self.with(
       [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
-  return self.launch(std::move(operation), alone(std::move(memory)));
+  return self.launch(std::move(operation), Moves::in, alone(std::move(memory)));
 }
 
 PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
@@ -56,7 +57,7 @@ PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle
   Operation operation = self.with([&](Handle& handle) {
     return handle.write(memory.bytes(), target, at, lasting, memory.stream());
   });
-  return self.launch(std::move(operation), alone(std::move(memory)));
+  return self.launch(std::move(operation), Moves::out, alone(std::move(memory)));
 }
 
 // Runs a transfer to its end. A small one is a single call; a large one can be interrupted, and
@@ -138,22 +139,23 @@ struct Many {
     }
   }
 
-  PyOperation launch(PyHandle& handle, Operation operation) {
-    return handle.launch(std::move(operation), std::move(buffers));
+  PyOperation launch(PyHandle& handle, Operation operation, Moves moves) {
+    return handle.launch(std::move(operation), moves, std::move(buffers));
   }
 };
 
 PyOperation read_many(PyHandle& self, nb::handle transfers) {
   Many<ReadTransfer> many(transfers, Use::fill, Access::read);
-  return many.launch(self,
-                     self.with([&](Handle& handle) { return handle.read_many(many.transfers); }));
+  Operation operation = self.with([&](Handle& handle) { return handle.read_many(many.transfers); });
+  return many.launch(self, std::move(operation), Moves::in);
 }
 
 PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& durability) {
   const Durability lasting = parse_durability(durability);
   Many<WriteTransfer> many(transfers, Use::take, Access::write);
-  return many.launch(
-      self, self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting); }));
+  Operation operation =
+      self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting); });
+  return many.launch(self, std::move(operation), Moves::out);
 }
 
 nb::dict stats(const PyHandle& self) {
@@ -243,7 +245,7 @@ void bind_life(HandleClass& handle) {
             const Durability lasting = parse_durability(durability);
             Operation operation =
                 self.with([&](Handle& handle) { return handle.sync(target, lasting); });
-            return self.launch(std::move(operation));
+            return self.launch(std::move(operation), Moves::out);
           },
           nb::arg("file").none(), nb::arg("durability") = "data",
           nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> "
@@ -262,11 +264,38 @@ void bind_life(HandleClass& handle) {
             return self.with([](Handle& handle) { return handle.engine_reason(); });
           },
           "Why that one.")
+      .def(
+          "cancel_all",
+          [](const PyHandle& self) { self.with([](Handle& handle) { handle.cancel_all(); }); },
+          "Gives up all that is in flight, writes too. The handle stays open.")
       .def("stats", &stats, "What it has done so far: every retry and every fallback is counted.")
       .def("__repr__", &describe);
 }
 
 }  // namespace
+
+// What the handle gives up, or what failed unseen, is found in the flights.
+template <>
+bool DockOf<Handle>::finish(Ending ending, Clock::time_point deadline) {
+  std::shared_ptr<Handle> held = opened_;
+  const Unlocked unlocked;
+  const std::shared_ptr<Handle> handle = std::move(held);
+  try {
+    return handle->close_until(deadline,
+                               ending == Ending::with_all ? OpenReads::finish : OpenReads::cancel);
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+template <>
+void DockOf<Handle>::cancel_all() noexcept {
+  std::shared_ptr<Handle> held = opened_;
+  if (held == nullptr) return;
+  const Unlocked unlocked;
+  const std::shared_ptr<Handle> handle = std::move(held);
+  handle->cancel_all();
+}
 
 // A count of which None means "choose". Zero would mean the same in C++; here it is an error. What
 // is too large is refused by Handle, which knows its limits.
@@ -306,6 +335,9 @@ or of a GPU, NumPy arrays, bytearrays, memoryviews and whatever has DLPack, of a
 alignment; files are paths, File objects or descriptors. Settings that are None follow from the
 device.
 
+A handle that ends finishes the writes it has accepted: in close(), when an exception leaves `with`,
+when nobody holds it any more, at the end of the interpreter. cancel_all() gives them up.
+
 >>> import tensorferry
 >>> with tensorferry.Handle() as handle:
 ...     handle.write_now(b"0123456789", "data.bin")
@@ -320,15 +352,24 @@ b'3456'
       "__init__", &make_handle, nb::arg("engine") = "auto", nb::kw_only(),
       nb::arg("block_bytes") = nb::none(), nb::arg("queue_depth") = nb::none(),
       nb::arg("workers") = nb::none(), nb::arg("submit") = "batch", nb::arg("overlap") = true,
-      nb::arg("slot_bytes") = nb::none(),
+      nb::arg("slot_bytes") = nb::none(), nb::arg("close_limit_seconds") = 30.0,
       nb::sig(
           "def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = "
           "'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, "
           "workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', "
-          "overlap: bool = True, slot_bytes: int | None = None) -> None"));
+          "overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0) "
+          "-> None"));
   bind_transfers(handle);
   bind_life(handle);
-  bind_closing(handle, "def __enter__(self) -> Handle");
+  bind_closing(
+      handle, "def __enter__(self) -> Handle",
+      "Waits for all operations and ends. Raises the first failure that nobody has "
+      "seen.\n\nWhen nothing has moved for `close_limit_seconds`, gives up what is left, and "
+      "raises "
+      "for writes. Ctrl-C raises KeyboardInterrupt, and the handle goes on closing: call close() "
+      "again to wait on.",
+      "As close(). After an exception writes are finished too, and reads are cancelled; Ctrl-C "
+      "gives up the writes that are left.");
   module.def("close_all", &Dock::end_all, "For the end of the interpreter.");
 }
 

@@ -21,9 +21,6 @@ namespace {
 
 using Clock = Operation::Clock;
 
-// How long Ctrl-C may go unnoticed.
-constexpr std::chrono::milliseconds signal_interval{50};
-
 constexpr double longest_wait_seconds = 1e9;
 
 double seconds(std::optional<double> timeout) {

@@ -50,7 +50,6 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(seconds));
   for (;;) {
-    constexpr std::chrono::milliseconds signal_interval{50};
     auto got = attempt(std::min(end, Clock::now() + signal_interval));
     if (got) return got;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -69,9 +68,9 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
 
 // Our own buffers are kept by the operation, no longer than it needs them; what else it uses is
 // kept until somebody waits.
-PyOperation launch(PySwapSpace& self, Operation operation, std::vector<Buffer> held) {
+PyOperation launch(PySwapSpace& self, Operation operation, Moves moves, std::vector<Buffer> held) {
   if (in_swap_buffer(held.front().bytes())) held.clear();
-  return self.launch(std::move(operation), std::move(held));
+  return self.launch(std::move(operation), moves, std::move(held));
 }
 
 PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
@@ -80,7 +79,7 @@ PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
   Operation operation = self.with([&](SwapSpace& space) {
     return space.put(key, held.front().bytes(), held.front().stream());
   });
-  return launch(self, std::move(operation), std::move(held));
+  return launch(self, std::move(operation), Moves::out, std::move(held));
 }
 
 PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb::handle offset) {
@@ -90,14 +89,14 @@ PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb
   Operation operation = self.with([&](SwapSpace& space) {
     return space.get(key, held.front().bytes(), at, held.front().stream());
   });
-  return launch(self, std::move(operation), std::move(held));
+  return launch(self, std::move(operation), Moves::in, std::move(held));
 }
 
 nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double> timeout) {
   auto fetched = waiting(timeout, nullptr, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
   });
-  return nb::make_tuple(fetched->buffer, self.launch(fetched->operation));
+  return nb::make_tuple(fetched->buffer, self.launch(fetched->operation, Moves::in));
 }
 
 SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout,
@@ -272,6 +271,18 @@ void bind_facts(SpaceClass& space) {
 
 }  // namespace
 
+// What is in flight is of no use once the files are gone.
+template <>
+bool DockOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline) {
+  if (ending == Ending::with_writes) cancel_all();
+  return landed(deadline);
+}
+
+template <>
+void DockOf<SwapSpace>::cancel_all() noexcept {
+  cancel_flights();
+}
+
 void bind_swap(nb::module_& module) {
   nb::class_<SwapBuffer>(module, "SwapBuffer", nb::type_slots(memory_slots<SwapBuffer>),
                          R"(A part of the page-locked buffers of a SwapSpace, in whole pages.
@@ -317,7 +328,11 @@ fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless p
                     "= True) -> None"));
   bind_tensors(space);
   bind_facts(space);
-  bind_closing(space, "def __enter__(self) -> SwapSpace");
+  bind_closing(
+      space, "def __enter__(self) -> SwapSpace",
+      "Waits for all operations and ends. Raises the first failure that nobody has seen.",
+      "As close(); after an exception what is in flight is cancelled instead: its files go "
+      "with it.");
 }
 
 }  // namespace tensorferry::python

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 
 namespace tensorferry::python {
@@ -41,6 +42,9 @@ void in_pieces(std::size_t bytes, const Work& work) {
     if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
   } while (begin < bytes);
 }
+
+// How long Ctrl-C may go unnoticed.
+inline constexpr std::chrono::milliseconds signal_interval{50};
 
 // Python handles signals on this thread only.
 [[nodiscard]] bool on_main_thread() noexcept;

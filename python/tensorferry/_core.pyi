@@ -234,6 +234,9 @@ class Handle:
     alignment; files are paths, File objects or descriptors. Settings that are None follow from the
     device.
 
+    A handle that ends finishes the writes it has accepted: in close(), when an exception leaves `with`,
+    when nobody holds it any more, at the end of the interpreter. cancel_all() gives them up.
+
     >>> import tensorferry
     >>> with tensorferry.Handle() as handle:
     ...     handle.write_now(b"0123456789", "data.bin")
@@ -245,7 +248,7 @@ class Handle:
     b'3456'
     """
 
-    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None) -> None: ...
+    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0) -> None: ...
 
     def read(self, buffer: object, file: _File, offset: int = 0) -> Operation:
         """
@@ -292,6 +295,9 @@ class Handle:
     def engine_reason(self) -> str:
         """Why that one."""
 
+    def cancel_all(self) -> None:
+        """Gives up all that is in flight, writes too. The handle stays open."""
+
     def stats(self) -> dict:
         """What it has done so far: every retry and every fallback is counted."""
 
@@ -300,12 +306,16 @@ class Handle:
     def close(self) -> None:
         """
         Waits for all operations and ends. Raises the first failure that nobody has seen.
+
+        When nothing has moved for `close_limit_seconds`, gives up what is left, and raises for writes. Ctrl-C raises KeyboardInterrupt, and the handle goes on closing: call close() again to wait on.
         """
 
     def __enter__(self) -> Handle: ...
 
     def __exit__(self, type: object, value: object, traceback: object, /) -> None:
-        """As close(); after an exception what is in flight is cancelled instead."""
+        """
+        As close(). After an exception writes are finished too, and reads are cancelled; Ctrl-C gives up the writes that are left.
+        """
 
     @property
     def closed(self) -> bool: ...
@@ -425,7 +435,9 @@ class SwapSpace:
     def __enter__(self) -> SwapSpace: ...
 
     def __exit__(self, type: object, value: object, traceback: object, /) -> None:
-        """As close(); after an exception what is in flight is cancelled instead."""
+        """
+        As close(); after an exception what is in flight is cancelled instead: its files go with it.
+        """
 
     @property
     def closed(self) -> bool: ...
