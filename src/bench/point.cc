@@ -108,7 +108,7 @@ PointResult run_point(const Point& point, Direction direction, const std::string
     {
       const File file = File::open(path, access);
       begin = Clock::now();
-      move_all(handle, direction, memory.bytes(), file, bytes);
+      (void)move_all(handle, direction, memory.bytes(), file, bytes);
       end = Clock::now();
       result.direct = file.direct();
     }
