@@ -165,8 +165,14 @@ Json read_json(const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   if (!in || in.bad()) throw failure("read", path, errno);
+  // What is nested without end would be written, and compared, by recursion without end.
+  static constexpr int depth_max = 100;
+  const auto not_too_deep = [&path](int depth, Json::parse_event_t, const Json&) {
+    if (depth <= depth_max) return true;
+    throw failure("read", path, EBADMSG, fmt::format("it is nested deeper than {}", depth_max));
+  };
   try {
-    return Json::parse(text.str());
+    return Json::parse(text.str(), not_too_deep);
   } catch (const Json::parse_error& error) {
     const std::string_view why = error.what();  // "[json.exception...] parse error at line ..."
     const std::size_t tag = why.find("] ");

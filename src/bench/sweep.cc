@@ -278,6 +278,26 @@ Json run_job(const Job& job, const SweepOptions& options, const std::vector<std:
   return entry;
 }
 
+std::optional<EarlierSweep> earlier_sweep(const Json& results) {
+  const auto text_in = [](const Json& json, const char* key) {
+    const bool has = json.is_object() && json.contains(key) && json.at(key).is_string();
+    return has ? json.at(key).get<std::string>() : std::string();
+  };
+  if (text_in(results, "command") != "sweep" || !results.contains("points") ||
+      !results.at("points").is_array()) {
+    return {};
+  }
+  EarlierSweep earlier;
+  earlier.complete = results.contains("complete") && results.at("complete") == Json(true);
+  if (results.contains("settings")) earlier.settings = results.at("settings");
+  for (const Json& point : results.at("points")) {
+    const bool measured = text_in(point, "status") == "ok" && point.contains("gb_per_second") &&
+                          point.at("gb_per_second").is_number();
+    earlier.points.push_back({.entry = point, .log = text_in(point, "log"), .measured = measured});
+  }
+  return earlier;
+}
+
 bool describes(const Json& entry, const Job& job) {
   const Json wanted = entry_of(job);
   return std::ranges::all_of(wanted.items(), [&](const auto& item) {

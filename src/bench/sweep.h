@@ -68,6 +68,21 @@ struct Job {
                            const std::vector<std::string>& command, const std::string& program,
                            const std::string& seconds_file);
 
+// What the results of an earlier sweep say.
+struct EarlierSweep {
+  struct Entry {
+    Json entry;             // as it is in `points`
+    std::string log;        // empty where it names none
+    bool measured = false;  // it has its result
+  };
+  bool complete = false;
+  Json settings;
+  std::vector<Entry> points;
+};
+
+// Nothing for JSON that no sweep has written. Never throws, whatever is in it.
+[[nodiscard]] std::optional<EarlierSweep> earlier_sweep(const Json& results);
+
 // Whether an entry of `points` is about this job.
 [[nodiscard]] bool describes(const Json& entry, const Job& job);
 

@@ -56,6 +56,24 @@ TEST(sweep, nonsense_is_refused_by_name) {
   }
 }
 
+TEST(sweep, an_earlier_one_is_read_whatever_its_file_has) {
+  for (const char* text : {R"([])", R"({"command": 5, "points": []})", R"({"command": "sweep"})",
+                           R"({"command": "sweep", "points": {}})", R"("sweep")"}) {
+    EXPECT_FALSE(earlier_sweep(Json::parse(text)).has_value()) << text;
+  }
+  const auto earlier =
+      earlier_sweep(Json::parse(R"({"command": "sweep", "complete": "yes", "points": [
+      7, {"log": 5, "status": ["ok"]}, {"log": "a.txt", "status": "ok", "gb_per_second": null},
+      {"log": "b.txt", "status": "ok", "gb_per_second": 1.5}]})"));
+  ASSERT_TRUE(earlier.has_value());
+  EXPECT_FALSE(earlier->complete);
+  ASSERT_EQ(earlier->points.size(), 4U);
+  EXPECT_EQ(earlier->points[1].log, "");
+  EXPECT_EQ(earlier->points[2].log, "a.txt");
+  EXPECT_FALSE(earlier->points[2].measured);
+  EXPECT_TRUE(earlier->points[3].measured);
+}
+
 TEST(sweep, several_engines_and_directories_get_a_folder_each) {
   SweepOptions options;
   options.directories = {"/tmp"};

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "bench/interrupt.h"
 #include "bench/process.h"
@@ -144,30 +145,26 @@ Error refused(const std::string& path, const std::string& hint) {
 // Refuses to replace what is not ours, and what is unfinished unless that was asked for.
 Json finished_before(const std::string& results_file, const Json& settings, bool restart) {
   if (!fs::exists(results_file)) return Json::array();
-  Json before;
-  try {
-    before = bench::read_json(results_file);
-  } catch (const Error&) {
+  const auto before = [&results_file]() -> std::optional<bench::EarlierSweep> {
+    try {
+      return bench::earlier_sweep(bench::read_json(results_file));
+    } catch (const Error&) {
+      return {};
+    }
+  }();
+  if (!before) {
     throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
   }
-  if (!before.is_object() || before.value("command", "") != "sweep" || !before.contains("points") ||
-      !before["points"].is_array()) {
-    throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
-  }
-  const bool unfinished = !before.value("complete", false) && !before["points"].empty();
-  if (unfinished && !restart && before.value("settings", Json()) != settings) {
+  const bool unfinished = !before->complete && !before->points.empty();
+  if (unfinished && !restart && before->settings != settings) {
     throw refused(results_file,
                   "an interrupted sweep with other settings is there; go on with "
                   "those, choose another --log_dir, or begin anew with --restart");
   }
   Json points = Json::array();
-  for (const Json& point : before["points"]) {
-    const std::string log = point.is_object() ? point.value("log", "") : "";
+  for (const auto& [entry, log, measured] : before->points) {
     if (unfinished && !restart) {
-      const bool sound = point.is_object() && point.value("status", "") == "ok" &&
-                         point.contains("gb_per_second") && point["gb_per_second"].is_number() &&
-                         fs::exists(log);
-      if (sound) points.push_back(point);
+      if (measured && fs::exists(log)) points.push_back(entry);
     } else if (log.ends_with(".txt") &&
                log.starts_with(fs::path(results_file).parent_path().string())) {
       std::error_code ignored;

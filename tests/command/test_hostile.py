@@ -107,7 +107,8 @@ def test_a_file_without_stamps_is_not_sound(ferry):
 def test_foreign_files_in_the_log_directory_are_not_replaced(ferry, drive):
     results = ferry.place / "aio_perf_sweep/results.json"
     results.parent.mkdir()
-    for text in ('{"precious": 1}', "not even JSON", '{"command": "bench", "points": []}'):
+    for text in ('{"precious": 1}', "not even JSON", '{"command": "bench", "points": []}',
+                 '{"command": 5}', '{"command": "sweep", "points": [{"log": 5}], "complete": 1}'):
         results.write_text(text)
         assert "another --log_dir" in ferry("sweep", *drive, code=1).stderr
         assert results.read_text() == text

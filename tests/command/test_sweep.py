@@ -166,7 +166,8 @@ def test_without_root_it_says_that_reads_are_direct(ferry, space):
 
 def test_bad_spaces_are_refused_before_anything_is_written(ferry, space):
     for text, word in (('{"blok_size": [1]}', "blok_size"), ("{oops", "space.json"),
-                       ('{"queue_depth": ["x"]}', "queue_depth")):
+                       ('{"queue_depth": ["x"]}', "queue_depth"),
+                       ('{"queue_depth": ' + "[" * 200_000 + "]" * 200_000 + "}", "nested")):
         (ferry.place / "space.json").write_text(text)
         assert word in ferry("sweep", *space, code=1).stderr
     assert not (ferry.place / "aio_perf_sweep").exists()
