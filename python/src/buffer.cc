@@ -231,11 +231,11 @@ void Buffer::take_view(nb::handle object, Use use) {
     bytes_ = {static_cast<std::byte*>(view_->buf), static_cast<std::size_t>(view_->len)};
     return;
   }
-  const nb::python_error first;
+  nb::python_error first;
   if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_FULL_RO) != 0) {
     PyErr_Clear();
     if (take_array_interface(object, use)) return;
-    throw first;
+    throw std::move(first);
   }
   const bool readonly = view->readonly != 0;
   PyBuffer_Release(view.get());

@@ -15,8 +15,8 @@ PyObject* invalid_argument = nullptr;  // tensorferry.InvalidArgument, alive as 
 std::string text_of(const Error& error) {
   std::string what = error.system_text();
   const auto add = [&](const std::string& part) { what += (what.empty() ? "" : ", ") + part; };
-  if (error.offset()) add("offset " + std::to_string(*error.offset()));
-  if (error.length()) add("length " + std::to_string(*error.length()));
+  if (const auto offset = error.offset()) add("offset " + std::to_string(*offset));
+  if (const auto length = error.length()) add("length " + std::to_string(*length));
   std::string text = error.operation();
   if (!what.empty()) text += ": " + what;
   if (!error.hint().empty()) text += ": " + error.hint();

@@ -53,7 +53,7 @@ nb::str describe(PyFile& self) {
 
 std::string to_path(nb::handle path) {
   PyObject* bytes = nullptr;
-  if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) throw nb::python_error();
+  if (PyUnicode_FSConverter(path.ptr(), static_cast<void*>(&bytes)) == 0) throw nb::python_error();
   const nb::object owner = nb::steal(bytes);
   return {PyBytes_AsString(bytes), static_cast<std::size_t>(PyBytes_Size(bytes))};
 }
@@ -74,7 +74,9 @@ File to_file(nb::handle file, Access access) {
 
 using FileClass = nb::class_<PyFile>;
 
-static void bind_facts(FileClass& file) {
+namespace {
+
+void bind_facts(FileClass& file) {
   file.def_prop_ro("closed", [](const PyFile& self) { return !self.file.has_value(); })
       .def_prop_ro("path", [](PyFile& self) { return path_text(self.open().path()); })
       .def_prop_ro(
@@ -100,6 +102,8 @@ static void bind_facts(FileClass& file) {
           "The request size that suits the device.")
       .def("__repr__", &describe);
 }
+
+}  // namespace
 
 void bind_files(nb::module_& module) {
   FileClass file(module, "File", R"(An open file: direct (O_DIRECT) and buffered, as needed.
@@ -137,7 +141,7 @@ is never cut. Opening once saves the opening at every transfer.
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> File"))
       .def(
-          "__exit__", [](PyFile& self, nb::args) { self.close(); },
+          "__exit__", [](PyFile& self, const nb::args&) { self.close(); },
           nb::sig("def __exit__(self, *args: object) -> None"))
       .def(
           "resize",

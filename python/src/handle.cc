@@ -297,10 +297,12 @@ void DockOf<Handle>::cancel_all() noexcept {
   handle->cancel_all();
 }
 
+namespace {
+
 // A count of which None means "choose". Zero would mean the same in C++; here it is an error. What
 // is too large is refused by Handle, which knows its limits.
 template <typename Count>
-static Count chosen(nb::handle number, const char* name) {
+Count chosen(nb::handle number, const char* name) {
   if (number.is_none()) return 0;
   const std::uint64_t value = to_bytes(number, name, "open handle");
   if (value == 0 || value > std::numeric_limits<Count>::max()) {
@@ -310,6 +312,8 @@ static Count chosen(nb::handle number, const char* name) {
   }
   return static_cast<Count>(value);
 }
+
+}  // namespace
 
 HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
                              nb::handle queue_depth, nb::handle workers, const std::string& submit,

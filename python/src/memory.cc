@@ -158,7 +158,7 @@ leaves that to others.
           nb::sig("def __enter__(self) -> PinnedBuffer"))
       .def(
           "__exit__",
-          [](PyPinnedBuffer& self, nb::args) {
+          [](PyPinnedBuffer& self, const nb::args&) {
             if (self.memory.data() != nullptr) self.free();
           },
           nb::sig("def __exit__(self, *args: object) -> None"))

@@ -24,7 +24,7 @@ std::uint64_t to_bytes(nb::handle number, const char* name, const char* operatio
 
 }  // namespace tensorferry::python
 
-NB_MODULE(_core, module) {
+NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's own names
   using namespace tensorferry::python;
   module.doc() = "The extension behind tensorferry; import that instead.";
   module.attr("__version__") = TENSORFERRY_VERSION;

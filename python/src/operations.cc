@@ -37,7 +37,7 @@ std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
                  .offset = {},
                  .length = {},
                  .code = ETIMEDOUT,
-                 .hint = "the operation is not done after " + std::to_string(*timeout) +
+                 .hint = "the operation is not done after " + std::to_string(timeout.value_or(0)) +
                          " s; it goes on: wait again or cancel() it"});
   }
   return flight->operation.bytes();
@@ -159,7 +159,7 @@ bool Flight::wait(double limit_seconds) {
 void Flight::reap() const noexcept {
   try {
     operation.wait();
-  } catch (const Error&) {  // how it ended is asked later
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): how it ended is asked later
   }
 }
 
@@ -173,7 +173,9 @@ void Flight::cancel_and_reap() {
   let_go();
 }
 
-static void bind_completions(nb::module_& module) {
+namespace {
+
+void bind_completions(nb::module_& module) {
   nb::class_<Completions>(module, "Completions", "For tensorferry._callbacks.")
       .def(nb::init<>())
       .def("fileno", &Completions::descriptor)
@@ -183,7 +185,7 @@ static void bind_completions(nb::module_& module) {
 
 using OperationClass = nb::class_<PyOperation>;
 
-static void bind_facts(OperationClass& operation) {
+void bind_facts(OperationClass& operation) {
   operation
       .def_prop_ro(
           "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
@@ -203,6 +205,8 @@ static void bind_facts(OperationClass& operation) {
           "From the call to the end; None before done().")
       .def("__repr__", &describe);
 }
+
+}  // namespace
 
 void bind_operations(nb::module_& module) {
   bind_completions(module);

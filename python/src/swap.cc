@@ -51,7 +51,7 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
                                       std::chrono::duration<double>(seconds));
   for (;;) {
     auto got = attempt(std::min(end, Clock::now() + signal_interval));
-    if (got) return got;
+    if (got) return std::move(*got);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (Clock::now() >= end || (until != nullptr && until->done())) {
       throw Error(
@@ -96,14 +96,14 @@ nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double>
   auto fetched = waiting(timeout, nullptr, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
   });
-  return nb::make_tuple(fetched->buffer, self.launch(fetched->operation, Moves::in));
+  return nb::make_tuple(fetched.buffer, self.launch(fetched.operation, Moves::in));
 }
 
 SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout,
                 const PyOperation* other) {
   const std::uint64_t wanted = to_bytes(bytes, "bytes");
   const Operation* const until = other != nullptr ? &other->flight->operation : nullptr;
-  return *waiting(timeout, until, [&](Clock::time_point deadline) {
+  return waiting(timeout, until, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) {
       return until != nullptr ? space.take(wanted, *until, deadline) : space.take(wanted, deadline);
     });

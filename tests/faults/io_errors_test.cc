@@ -19,7 +19,6 @@ using support::Call;
 using support::Fault;
 using support::LoopDevice;
 using support::pattern;
-using support::read_whole_file;
 using support::write_whole_file;
 
 constexpr std::size_t scan_bytes = 100 * MiB;
@@ -72,7 +71,7 @@ void expect_scan(Handle& handle, const File& file, std::size_t block,
   }
   for (std::size_t i = 0; i < operations.size(); ++i) {
     const auto error = outcome(operations[i]);
-    if (bad.count(i) == 0) {
+    if (!bad.contains(i)) {
       ASSERT_FALSE(error.has_value()) << "a healthy block: " << error->what();
       ASSERT_EQ(pattern_fault(buffer.bytes().subspan(i * block, block), i * block, seed), "");
       continue;

@@ -26,7 +26,7 @@ class LargeOffsets : public ::testing::TestWithParam<EngineKind> {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_EQ(::ftruncate(fd_, static_cast<off_t>(bytes)), 0);
   }
-  void put(std::uint64_t offset, std::size_t bytes) {
+  void put(std::uint64_t offset, std::size_t bytes) const {
     const auto data = support::pattern(bytes, offset, seed);
     ASSERT_EQ(::pwrite(fd_, data.data(), bytes, static_cast<off_t>(offset)),
               static_cast<ssize_t>(bytes));

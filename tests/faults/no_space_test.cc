@@ -36,7 +36,7 @@ class Filler {
   Filler& operator=(const Filler&) = delete;
 
   // Leaves about `bytes` free and returns how much that is in truth.
-  std::uint64_t leave(std::uint64_t bytes) {
+  std::uint64_t leave(std::uint64_t bytes) const {
     EXPECT_EQ(::ftruncate(fd_, 0), 0);
     ::syncfs(fd_);  // ext4 gives blocks back only then
     std::uint64_t taken = free_bytes() > bytes ? free_bytes() - bytes : 0;

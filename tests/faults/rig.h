@@ -48,8 +48,8 @@ inline const auto all_engines =
 // A Handle whose every system call and every request can be made to fail. The faults outlive it.
 class Rig {
  public:
-  explicit Rig(HandleOptions options, std::uint64_t seed = 1)
-      : system(seed), engine(seed), handle(open(std::move(options))) {}
+  explicit Rig(const HandleOptions& options, std::uint64_t seed = 1)
+      : system(seed), engine(seed), handle(open(options)) {}
 
   [[nodiscard]] File open_file(const std::string& path, Access access = Access::read_write) {
     return files::open(system, path, access);
@@ -60,7 +60,7 @@ class Rig {
   Handle handle;
 
  private:
-  Handle open(HandleOptions options) {
+  Handle open(const HandleOptions& options) {
     handle::Parts parts;
     parts.system = &system;
     parts.open_engine = [this](EngineKind kind, unsigned depth, os::System& os) {

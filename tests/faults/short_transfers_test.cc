@@ -13,7 +13,6 @@ using support::Fault;
 using support::pattern;
 using support::read_whole_file;
 using support::strike_one;
-using support::SystemRule;
 using support::write_whole_file;
 
 constexpr std::size_t block = 64 * KiB;
