@@ -11,7 +11,7 @@ DIST ?= dist
 ARGS ?=
 AGAINST ?=
 export QUICK
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 60
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
 export PYTHON
@@ -29,11 +29,15 @@ build = cmake --preset $(1) --log-level=WARNING $(2) >/dev/null && \
 # The same with the Python extension, for the Python of .venv.
 with_python = -DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
 build_all = $(SETUP) packages build && $(SETUP) venv && $(call build,release,$(with_python))
-# What the sanitizers look at; CI, which has little time, looks at less.
+# What the sanitizers look at.
 ASAN_TESTS ?= all
 TSAN_TESTS ?= engines_test memory_test handle_test swap_test stress_test
-# ThreadSanitizer of older compilers fails under much address randomisation: do without, if allowed.
-fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+FUZZERS = $(patsubst tests/fuzz/%_fuzzer.cc,%,$(wildcard tests/fuzz/*_fuzzer.cc))
+# What clang-tidy looks at: the sources, and the tests, for which tests/.clang-tidy has a word.
+TIDY_SOURCES ?= /(src/[a-z]+|python/src)/\w+(?<!_test)\.cc$$
+TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src/[a-z]+/\w+_test\.cc$$
+tidy_files = run-clang-tidy-19 -p build/tidy -j $(JOBS) -quiet -warnings-as-errors='*' $(1) 2>&1 \
+	| grep -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
 
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan aarch64: export TENSORFERRY_PROFILES :=
@@ -99,36 +103,40 @@ check-format: ## Fail if a C++ file is not formatted
 	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 	@echo "$(words $(CPP_FILES)) files are formatted"
 
-check: check-format tidy fuzz asan tsan ## All that looks closer than the tests (half an hour)
+check: check-format asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
 
-tidy: ## Build the library with clang and clang-tidy; a warning fails (build/tidy)
+tidy: ## clang-tidy over the sources and tests (TIDY_SOURCES=regex, TIDY_TESTS=regex); a warning fails
 	@$(SETUP) packages build check
-	@if [ -d build/tidy ] && [ ! build/tidy/.rules -nt .clang-tidy ]; then rm -rf build/tidy; fi
-	@$(call build,tidy)
-	@touch build/tidy/.rules
+	@$(SETUP) venv
+	@cmake --preset tidy --log-level=WARNING $(with_python) >/dev/null
+	@failed=0; \
+		$(call tidy_files,'$(TIDY_SOURCES)') || failed=1; \
+		$(call tidy_files,-config-file tests/.clang-tidy '$(TIDY_TESTS)') || failed=1; \
+		exit $$failed
 
 asan: ## The C++ tests (ASAN_TESTS=...) with AddressSanitizer and UndefinedBehaviorSanitizer (build/asan)
-	@$(SETUP) packages build test
+	@$(SETUP) packages build test check
 	@$(call build,asan,,-t $(ASAN_TESTS))
 	@ctest --preset asan -j $(JOBS) -E _NOT_BUILT$$
 
 tsan: ## The tests of threads (TSAN_TESTS=...) with ThreadSanitizer (build/tsan)
-	@$(SETUP) packages build test
-	@cmake --preset tsan --log-level=WARNING >/dev/null
-	@$(fixed_addresses) cmake --build --preset tsan -j $(JOBS) -t $(TSAN_TESTS)
-	@cd build/tsan && for test in $(TSAN_TESTS); do \
-		$(fixed_addresses) $$(find . -name $$test -type f) --gtest_brief=1; done
+	@$(SETUP) packages build test check
+	@$(call build,tsan,,-t $(TSAN_TESTS))
+	@ctest --preset tsan -j $(JOBS) -E _NOT_BUILT$$
 
-fuzz: ## Fuzz the plan and the allocator, together for FUZZ_SECONDS=30 (build/tidy)
-	@$(SETUP) packages build check
-	@cmake --preset tidy --log-level=WARNING >/dev/null
-	@cmake --build --preset tidy -j $(JOBS) -t plan_fuzzer extents_fuzzer
-	@for fuzzer in plan extents; do \
-		mkdir -p build/corpus/$$fuzzer tests/fuzz/crashes/$$fuzzer; \
-		build/tidy/tests/$${fuzzer}_fuzzer -max_total_time=$$(($(FUZZ_SECONDS) / 2)) -verbosity=0 \
-			-print_final_stats=1 -artifact_prefix=tests/fuzz/crashes/$$fuzzer/ \
-			build/corpus/$$fuzzer tests/fuzz/crashes/$$fuzzer || exit 1; \
-		rmdir -p --ignore-fail-on-non-empty tests/fuzz/crashes/$$fuzzer; \
+# Their files are in memory: they write a new one for every input.
+fuzz: ## All fuzzers (FUZZERS=...), together for FUZZ_SECONDS=60 (build/asan)
+	@$(SETUP) packages build test check
+	@$(call build,asan,,-t $(FUZZERS:=_fuzzer))
+	@for fuzzer in $(FUZZERS); do \
+		echo "fuzzing: $$fuzzer"; \
+		corpus=$$PWD/build/corpus/$$fuzzer; crashes=tests/fuzz/crashes/$$fuzzer; \
+		mkdir -p $$corpus $$crashes; \
+		cp tests/fuzz/seeds/$$fuzzer/* $$corpus 2>/dev/null || true; \
+		(cd /dev/shm && $(CURDIR)/build/asan/tests/fuzz/$${fuzzer}_fuzzer -verbosity=0 \
+			-print_final_stats=1 -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(FUZZERS)))) \
+			-artifact_prefix=$(CURDIR)/$$crashes/ $$corpus $(CURDIR)/$$crashes) || exit 1; \
+		rmdir -p --ignore-fail-on-non-empty $$crashes; \
 	done
 
 aarch64: ## The library, the command and the C++ tests for aarch64, run by qemu (build/aarch64)

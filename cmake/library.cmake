@@ -7,7 +7,10 @@ set_target_properties(tensorferry PROPERTIES VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_link_libraries(tensorferry PRIVATE ${LIBURING} ${LIBAIO} Threads::Threads)
 set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
-target_link_options(tensorferry PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)
+target_link_options(tensorferry PRIVATE -Wl,--version-script=${exports})
+if(NOT TENSORFERRY_SANITIZE)  # clang leaves a sanitizer's runtime to the program
+  target_link_options(tensorferry PRIVATE -Wl,--no-undefined)
+endif()
 set_target_properties(tensorferry PROPERTIES LINK_DEPENDS ${exports})
 
 add_library(tensorferry_static STATIC ${objects})

@@ -11,6 +11,9 @@ function(tensorferry_room)
   list(TRANSFORM room_BELOW PREPEND tensorferry_ OUTPUT_VARIABLE below)
   target_link_libraries(${target} PUBLIC ${below} ${room_LIBRARIES} Threads::Threads
                         PRIVATE tensorferry_flags)
+  if(TENSORFERRY_FUZZERS)  # which see by this how far an input gets
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
   if(room_OUTSIDE)
     target_link_libraries(${target} PUBLIC tensorferry::static)
   else()

@@ -40,8 +40,6 @@ namespace tensorferry::handle {
 // Nothing here takes a second; a loaded machine may.
 inline constexpr std::chrono::seconds hang_limit{60};
 
-inline constexpr bool sanitized = support::address_sanitized || support::thread_sanitized;
-
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}

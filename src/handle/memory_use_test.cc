@@ -10,6 +10,7 @@
 #include "memory/region.h"
 #include "support/child.h"
 #include "support/faulty_system.h"
+#include "support/sanitizers.h"
 
 namespace tensorferry::handle {
 namespace {
@@ -58,7 +59,7 @@ std::string move_through_slots(HandleOptions options, const std::string& path, s
 }
 
 TEST_P(MemoryUse, ordinary_memory_of_any_size_moves_through_bounded_slots) {
-  if (sanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+  if (const char* why = support::no_memory_figures()) GTEST_SKIP() << why;
   const std::vector<HandleOptions> all{
       {.engine = GetParam()},
       {.engine = GetParam(), .workers = 4},
@@ -218,7 +219,7 @@ TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_at_once_all_work) {
 }
 
 TEST_P(MemoryUse, that_is_not_of_huge_pages_is_told_of_once_for_each_ring) {
-  if (GetParam() != EngineKind::io_uring || sanitized) GTEST_SKIP() << "nothing is registered";
+  if (GetParam() != EngineKind::io_uring) GTEST_SKIP() << "nothing is registered";
   const std::string path = make_file("data", 4 * MiB, 1);
   support::FaultySystem refuses;
   refuses.add({.call = support::Call::advise, .error = EINVAL});

@@ -25,17 +25,12 @@
 #include "os/system.h"
 #include "support/child.h"
 #include "support/faulty_system.h"
+#include "support/sanitizers.h"
 #include "support/seccomp.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::memory {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
 
 int code_of_free(PinnedBuffer& buffer) {
   try {
@@ -122,7 +117,7 @@ TEST(PinnedBuffer, takes_whole_pages_and_hardly_more_than_asked) {
 
 // The address space and the resident memory of the process, not only what the Region says.
 TEST(PinnedBuffer, grows_the_process_by_hardly_more_than_asked) {
-  if (sanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+  if (const char* why = support::no_memory_figures()) GTEST_SKIP() << why;
   for (const std::size_t bytes : {MiB, 3 * MiB + 4096, 33 * MiB + 1, 100 * MiB}) {
     const auto result = support::run_in_child([bytes]() -> std::string {
       const PinnedBuffer first(MiB);  // whatever is allocated once
@@ -158,7 +153,7 @@ TEST(PinnedBuffer, large_memory_is_made_of_huge_pages_or_says_why_not) {
 }
 
 TEST(PinnedBuffer, is_locked_or_says_why_not) {
-  if (sanitized) GTEST_SKIP() << "a sanitizer makes nothing of mlock()";
+  if (const char* why = support::no_mlock()) GTEST_SKIP() << why;
   const PinnedBuffer buffer(4 * MiB);
   EXPECT_EQ(buffer.locked(), buffer.lock_reason().empty());
   const std::uint64_t locked_kib = smaps_kib(buffer.bytes(), "Locked");
@@ -193,7 +188,7 @@ TEST(PinnedBuffer, more_than_there_is_is_an_error) {
 // --- Limits and refusals ---------------------------------------------------------------------
 
 TEST(PinnedBuffer, over_the_memlock_limit_it_works_unlocked_and_says_how_to_raise_it) {
-  if (sanitized) GTEST_SKIP() << "a sanitizer makes nothing of mlock()";
+  if (const char* why = support::no_mlock()) GTEST_SKIP() << why;
   const auto result = support::run_in_child([]() -> std::string {
     constexpr std::size_t limit = 64 * KiB;
     if (std::string reason = support::limit_locked_memory(limit); !reason.empty()) return reason;

@@ -6,6 +6,7 @@
 #include "rig.h"
 #include "support/child.h"
 #include "support/loop_device.h"
+#include "support/sanitizers.h"
 #include "support/seccomp.h"
 
 namespace tensorferry::faults {
@@ -246,9 +247,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, MemoryLimit,
                          engine_name);
 
 TEST_P(MemoryLimit, over_the_memlock_limit_everything_works_unlocked_and_says_why) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers make mlock() do nothing";
-#endif
+  if (const char* why = support::no_mlock()) GTEST_SKIP() << why;
   for (const std::size_t limit : {std::size_t{0}, 64 * KiB, 3 * MiB}) {
     const auto child = run_in_child([&]() -> std::string {
       if (auto fault = support::limit_locked_memory(limit); !fault.empty()) return fault;

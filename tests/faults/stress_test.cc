@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "rig.h"
+#include "support/sanitizers.h"
 
 namespace tensorferry::faults {
 namespace {
@@ -18,11 +19,7 @@ constexpr std::size_t thread_count = 6;
 constexpr std::size_t share_bytes = 1 * MiB + 1000;  // of each thread; the seams are unaligned
 constexpr std::size_t file_bytes = thread_count * share_bytes;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int slowdown = 8;
-#else
-constexpr int slowdown = 1;
-#endif
+constexpr int slowdown = support::sanitized ? 8 : 1;
 
 int rounds(int count) { return (soaking() ? 20 : 1) * count / slowdown; }
 

@@ -226,6 +226,8 @@ def check_build(root):
     for cmake_file in (
         "src/CMakeLists.txt",
         "tests/faults/CMakeLists.txt",
+        "tests/fuzz/CMakeLists.txt",
+        "tests/support/CMakeLists.txt",
         "python/CMakeLists.txt",
     ):
         listing = root / cmake_file
@@ -235,9 +237,9 @@ def check_build(root):
         named = set(re.findall(r"[\w/]+(?:\.cc)?", uncommented(listing)))
         for path in cpp_files(folder):
             name = path.relative_to(folder).as_posix()
-            # A list of tests may leave the ending to a function.
+            # A list of programs may leave the ending to a function.
             if path.suffix == ".cc" and name not in named and not (
-                folder.name == "faults" and path.stem in named
+                folder.name in ("faults", "fuzz") and path.stem in named
             ):
                 found.append(f"{path.relative_to(root)}: not named in {cmake_file}")
     return found

@@ -123,6 +123,8 @@ def test_a_planted_loading_is_found(copy):
         "src/os/forgotten.cc",
         "src/handle/forgotten_test.cc",
         "tests/faults/forgotten.cc",
+        "tests/fuzz/forgotten_fuzzer.cc",
+        "tests/support/forgotten.cc",
         "python/src/forgotten.cc",
     ],
 )

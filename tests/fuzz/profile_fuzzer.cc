@@ -1,0 +1,47 @@
+// Whatever is in the file of a profile, it is used whole and within its limits, or told as damaged.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "files/device.h"
+#include "fuzz/promise.h"
+#include "support/temp_dir.h"
+
+using namespace tensorferry;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const support::TempDir folder;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): before any thread
+  setenv("TENSORFERRY_PROFILES", folder.path().c_str(), 1);
+  Device device;
+  device.name = "vda";
+  device.identity = "serial";
+  const std::string path = profile_path(device);
+  std::ofstream(path, std::ios::trunc | std::ios::binary)
+      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
+
+  files::take_profile(device);
+  if (!device.profile) {
+    fuzz::promise(device.profile_problem.empty() == (size == 0), "a problem is told");
+    return 0;
+  }
+  const Profile& profile = *device.profile;
+  fuzz::promise(device.profile_problem.empty(), "what is used has no problem");
+  fuzz::promise(profile.block_bytes > 0 && profile.block_bytes <= std::size_t{1} << 30,
+                "block_bytes has limits");
+  fuzz::promise(profile.queue_depth > 0 && profile.queue_depth <= 4096, "queue_depth has limits");
+  fuzz::promise(profile.workers > 0 && profile.workers <= 16, "workers has limits");
+
+  save_profile(device, profile);
+  Device again = device;
+  again.profile.reset();
+  files::take_profile(again);
+  fuzz::promise(again.profile && again.profile->engine == profile.engine &&
+                    again.profile->block_bytes == profile.block_bytes &&
+                    again.profile->queue_depth == profile.queue_depth &&
+                    again.profile->workers == profile.workers,
+                "what is saved is read again");
+  return 0;
+}
