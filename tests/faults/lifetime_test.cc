@@ -410,7 +410,7 @@ enum class Keeping : std::uint8_t { leaked, as_static, used_by_threads };
   if (keeping == Keeping::as_static) {
     kept_as_static = std::move(handle);
   } else {
-    (void)handle.release();
+    [[maybe_unused]] const Handle* const left_behind = handle.release();
   }
   if (keeping == Keeping::used_by_threads) {
     for (std::size_t t = 0; t < 3; ++t) {
