@@ -39,8 +39,14 @@ TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src/[a-z]+/\w+_test\.cc$$
 tidy_files = run-clang-tidy-19 -p build/tidy -j $(JOBS) -quiet -warnings-as-errors='*' $(1) 2>&1 \
 	| grep -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
 
+# Reports of sanitizers name lines: this program of binutils reads what clang writes.
+symbolizer := external_symbolizer_path=$(shell command -v addr2line)
+asan fuzz: export ASAN_OPTIONS := $(symbolizer)
+asan fuzz: export UBSAN_OPTIONS := print_stacktrace=1:$(symbolizer)
+tsan: export TSAN_OPTIONS := $(symbolizer)
+
 # Tests do not depend on what somebody has tuned on this machine.
-test soak asan tsan aarch64: export TENSORFERRY_PROFILES :=
+test soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 
 .PHONY: build test check soak bench compare python-figures command-figures counts format check-format tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
