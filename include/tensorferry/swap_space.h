@@ -144,7 +144,8 @@ class TENSORFERRY_EXPORT SwapSpace {
   // Forgets a tensor. Operations under way on it go on. False if there is none of that name.
   bool drop(std::string_view key);
 
-  // Parts of tensors as one stretch of memory. Waits for their writes; throws as get() does.
+  // Parts of tensors as one stretch of memory. Waits for their writes; throws as get() does, and
+  // ENOMEM for more than there are addresses. All parts are checked before anything is mapped.
   [[nodiscard]] SwapView view(std::span<const SwapPart> parts);
 
   // The size of a tensor; nullopt if there is none of that name.

@@ -53,8 +53,9 @@ PyPinnedBuffer* find_buffer(std::span<const std::byte> bytes) {
   auto next = live_buffers().upper_bound(bytes.data());
   if (next == live_buffers().begin()) return nullptr;
   PyPinnedBuffer* buffer = std::prev(next)->second;
-  const std::byte* const end = buffer->memory.data() + buffer->memory.size();
-  return bytes.data() + bytes.size() <= end ? buffer : nullptr;
+  const std::span<std::byte> all = buffer->memory.bytes();
+  const auto skipped = static_cast<std::size_t>(bytes.data() - all.data());
+  return skipped <= all.size() && bytes.size() <= all.size() - skipped ? buffer : nullptr;
 }
 
 int get_buffer(PyObject* object, Py_buffer* view, int flags) {

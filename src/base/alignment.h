@@ -14,6 +14,11 @@ inline constexpr std::size_t KiB = std::size_t{1} << 10;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 inline constexpr std::size_t GiB = std::size_t{1} << 30;
 
+// More than this no file holds and no process has memory for. Whoever takes a size from outside
+// refuses more, before calculating with it: the sum of two sizes within it, and align_up() of one,
+// cannot wrap.
+inline constexpr std::uint64_t bytes_max = (std::uint64_t{1} << 63) - 1;
+
 // Of the running kernel: 4 KiB, and 16 or 64 KiB with some for aarch64. A function, because users
 // may make their static objects before those of this library are made.
 [[nodiscard]] inline std::size_t page_bytes() noexcept {

@@ -240,7 +240,8 @@ std::byte* base_of(const std::byte* memory, std::size_t bytes) {
   const auto after = all.buffers.upper_bound(const_cast<std::byte*>(memory));
   if (after == all.buffers.begin()) return nullptr;
   const auto& [base, size] = *std::prev(after);
-  return memory + bytes <= base + size ? base : nullptr;
+  const auto skipped = static_cast<std::size_t>(memory - base);
+  return skipped <= size && bytes <= size - skipped ? base : nullptr;
 }
 
 // Counts a request while it lives.

@@ -254,16 +254,17 @@ template <class Pick>
         return value - std::min(value, pick(0, 2 * unit));
     }
   };
-  const std::uint64_t offsets[] = {0, 0, 1 * MiB, 2 * GiB, 4 * GiB, std::uint64_t{1} << 62};
-  input.offset = near(offsets[pick(0, 5)]);
+  const std::uint64_t offsets[] = {0, 0, 1 * MiB, 2 * GiB, 4 * GiB, bytes_max, bytes_max - GiB};
+  input.offset = std::min(near(offsets[pick(0, 6)]), bytes_max);
 
   const std::uint64_t lengths[] = {0, unit, 64 * KiB, 0x7ffff000, 4 * GiB, std::uint64_t{1} << 40};
   const std::uint64_t piece_count = pick(0, 2) != 0 ? 1 : pick(0, 40);
   std::uint64_t at = input.offset;
   for (std::uint64_t i = 0; i < piece_count; ++i) {
-    const std::uint64_t bytes = piece_count > 4 && pick(0, 9) != 0 ? pick(0, 300)
-                                : pick(0, 30) == 0                 ? near(lengths[pick(3, 5)])
-                                                                   : near(lengths[pick(0, 2)]);
+    const std::uint64_t wanted = piece_count > 4 && pick(0, 9) != 0 ? pick(0, 300)
+                                 : pick(0, 30) == 0                 ? near(lengths[pick(3, 5)])
+                                                                    : near(lengths[pick(0, 2)]);
+    const std::uint64_t bytes = std::min(wanted, bytes_max - at);
     const std::uint64_t page = (i + 1) << 44;
     const std::uint64_t misalignments[] = {0, at % input.rules.memory_alignment, pick(0, 4095)};
     append_piece(input, page + misalignments[pick(0, 2)], bytes);

@@ -37,17 +37,19 @@ Memory page_locked(std::size_t bytes) {
   return {buffer->bytes(), buffer};
 }
 
+Error no_memory(std::size_t bytes) {
+  return Error({.operation = "map swap buffers",
+                .path = {},
+                .offset = {},
+                .length = bytes,
+                .code = ENOMEM,
+                .hint = "make buffer_bytes smaller"});
+}
+
 Memory ordinary(std::size_t bytes) {
   os::System& system = os::System::real();
   std::byte* const data = bytes > 0 ? system.map(bytes) : nullptr;
-  if (data == nullptr && bytes > 0) {
-    throw Error({.operation = "map swap buffers",
-                 .path = {},
-                 .offset = {},
-                 .length = bytes,
-                 .code = ENOMEM,
-                 .hint = "make buffer_bytes smaller"});
-  }
+  if (data == nullptr && bytes > 0) throw no_memory(bytes);
   return {{data, bytes}, std::shared_ptr<const void>(data, [&system, bytes](std::byte* memory) {
             if (memory != nullptr) system.unmap(memory, bytes);
           })};
@@ -67,6 +69,7 @@ std::span<std::byte> Lease::pages() const noexcept {
 Arena::Arena(Memory memory) : memory_(std::move(memory)) { free_.grow(size()); }
 
 std::shared_ptr<Arena> Arena::make(std::size_t bytes, SwapMemory kind) {
+  if (bytes > bytes_max) throw no_memory(bytes);
   const std::size_t pages = align_up(bytes, page_bytes());
   std::shared_ptr<Arena> arena(
       new Arena(kind == SwapMemory::page_locked ? page_locked(pages) : ordinary(pages)));
@@ -126,7 +129,8 @@ std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   lease = std::prev(next)->second.lock();
   if (lease == nullptr) return nullptr;
   const std::span<std::byte> pages = lease->pages();
-  return memory.data() + memory.size() <= pages.data() + pages.size() ? lease : nullptr;
+  const auto skipped = static_cast<std::size_t>(memory.data() - pages.data());
+  return skipped <= pages.size() && memory.size() <= pages.size() - skipped ? lease : nullptr;
 }
 
 std::uint64_t Arena::changes() const {

@@ -1,4 +1,5 @@
-// The allocator against a model that keeps a flag for every unit: for the test and the fuzzer.
+// The allocator against a model that keeps a flag for every unit: for the test and the fuzzer. A
+// unit is a byte, or so many that all of them reach the largest size there is.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/alignment.h"
 #include "swap/extents.h"
 
 namespace tensorferry::swap {
@@ -25,11 +27,15 @@ namespace tensorferry::swap {
 // not hold, or nothing.
 template <class Choose>
 [[nodiscard]] std::string check_extents(Choose choose, unsigned steps) {
+  constexpr std::uint64_t growth_max = 32;
+  const std::uint64_t unit = choose(0, 3) != 0 ? 1 : bytes_max / (growth_max * std::max(steps, 1U));
   Extents extents;
-  std::vector<bool> taken;  // by unit
-  std::vector<Extent> held;
-  const auto claim = [&](Extent extent) -> std::string {
-    if (extent.bytes == 0) return "an empty extent was handed out";
+  std::vector<bool> taken;   // by unit
+  std::vector<Extent> held;  // in units
+  const auto claim = [&](Extent bytes) -> std::string {
+    if (bytes.bytes == 0) return "an empty extent was handed out";
+    if (bytes.offset % unit != 0 || bytes.bytes % unit != 0) return "a unit was cut";
+    const Extent extent{bytes.offset / unit, bytes.bytes / unit};
     if (extent.offset + extent.bytes > taken.size()) return "an extent reaches past the end";
     for (std::uint64_t i = extent.offset; i < extent.offset + extent.bytes; ++i) {
       if (taken[i]) return "a unit was handed out twice";
@@ -46,30 +52,29 @@ template <class Choose>
       ++free_units;
       if (i == 0 || taken[i - 1]) ++runs;
     }
-    if (extents.total_bytes() != taken.size()) return "the total differs";
-    if (extents.free_bytes() != free_units) return "the free room differs";
+    if (extents.total_bytes() != taken.size() * unit) return "the total differs";
+    if (extents.free_bytes() != free_units * unit) return "the free room differs";
     if (extents.count() != runs) return "free neighbours are not one";
     return {};
   };
-  const auto largest_free = [&taken] { return longest_run(taken); };
   for (unsigned step = 0; step < steps; ++step) {
     std::string fault;
     const std::uint64_t what = choose(0, 9);
     if (what == 0) {
-      const std::uint64_t more = choose(0, 32);
-      extents.grow(more);
+      const std::uint64_t more = choose(0, growth_max);
+      extents.grow(more * unit);
       taken.resize(taken.size() + more);
     } else if (what <= 4) {
-      const std::uint64_t bytes = choose(1, 16);
-      const bool fits = largest_free() >= bytes;
-      const auto offset = extents.take(bytes);
+      const std::uint64_t wanted = choose(1, 16);
+      const bool fits = longest_run(taken) >= wanted;
+      const auto offset = extents.take(wanted * unit);
       if (offset.has_value() != fits) return "take() and the model differ on whether there is room";
-      if (offset) fault = claim({*offset, bytes});
+      if (offset) fault = claim({*offset, wanted * unit});
     } else if (what == 5) {
-      const std::uint64_t bytes = choose(1, 24);
-      const std::uint64_t expected = std::min(bytes, largest_free());
-      const auto extent = extents.take_some(bytes);
-      if ((extent ? extent->bytes : 0) != expected) return "take_some() took another amount";
+      const std::uint64_t wanted = choose(1, 24);
+      const std::uint64_t expected = std::min(wanted, longest_run(taken));
+      const auto extent = extents.take_some(wanted * unit);
+      if ((extent ? extent->bytes : 0) != expected * unit) return "take_some() took another amount";
       if (extent) fault = claim(*extent);
     } else if (!held.empty()) {
       Extent& some = held[choose(0, held.size() - 1)];
@@ -81,7 +86,7 @@ template <class Choose>
         some = held.back();
         held.pop_back();
       }
-      extents.give_back(back);
+      extents.give_back({back.offset * unit, back.bytes * unit});
       for (std::uint64_t i = back.offset; i < back.offset + back.bytes; ++i) taken[i] = false;
     }
     if (fault.empty()) fault = compare();

@@ -340,9 +340,20 @@ bool Space::drop(std::string_view key) {
   return true;
 }
 
+std::shared_ptr<Space::Version> Space::settled(std::string_view key, const char* operation) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    std::shared_ptr<Version> version = find(key, operation).versions.back();
+    if (!version->pending) return version;
+    settled_.wait(lock);
+    if (version->failed) {
+      throw wrong(operation, key, EIO, "its last write has failed; what was before is there");
+    }
+  }
+}
+
 std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
   check_generation();
-  std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const SwapPart& part = parts[i];
     if (part.offset % page_bytes() != 0 ||
@@ -351,31 +362,20 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
           "view", part.key, EINVAL,
           "parts of a view must be multiples of " + std::to_string(page_bytes()) + " bytes");
     }
-    bytes += part.bytes;
   }
-  auto mapping = Mapping::make(os::System::real(), bytes).or_throw();
+  std::vector<Mapping::Part> mapped;
+  mapped.reserve(parts.size());
   for (const SwapPart& part : parts) {
-    std::shared_ptr<Version> version;
-    {
-      std::unique_lock lock(mutex_);
-      for (;;) {
-        version = find(part.key, "view").versions.back();
-        if (!version->pending) break;
-        settled_.wait(lock);
-        if (version->failed) {
-          throw wrong("view", part.key, EIO, "its last write has failed; what was before is there");
-        }
-      }
-    }
+    const std::shared_ptr<Version> version = settled(part.key, "view");
     if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
       throw wrong("view", part.key, EINVAL,
-                  "it holds " + std::to_string(version->bytes) + " bytes only");
+                  "it holds " + std::to_string(version->bytes) + " bytes; " +
+                      std::to_string(part.bytes) + " from " + std::to_string(part.offset) +
+                      " were asked for");
     }
-    if (const Status added = mapping->add(version->place, part.offset, part.bytes); !added.ok()) {
-      throw Error(added.error());
-    }
+    mapped.push_back({version->place, part.offset, part.bytes});
   }
-  return mapping;
+  return Mapping::make(os::System::real(), std::move(mapped)).or_throw();
 }
 
 std::optional<std::uint64_t> Space::size(std::string_view key) const {

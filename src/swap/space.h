@@ -79,6 +79,8 @@ class Space {
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   [[nodiscard]] Entry& find(std::string_view key, const char* operation);
+  // The version that counts, once it is on the drive.
+  [[nodiscard]] std::shared_ptr<Version> settled(std::string_view key, const char* operation);
   void written(const std::string& key, const std::shared_ptr<Version>& version,
                handle::Outcome outcome);
   [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,

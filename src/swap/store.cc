@@ -78,6 +78,10 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
 int Store::grow(Drive& drive, std::uint64_t bytes) {
   const std::uint64_t total = drive.extents.total_bytes();
   const std::uint64_t lacking = bytes - std::min(bytes, drive.extents.free_tail_bytes());
+  if (lacking > bytes_max - total) {
+    growth_error_ = EFBIG;
+    return -growth_error_;
+  }
   const std::uint64_t step = std::clamp(total / 4, 16 * MiB, growth_bytes_max);
   for (const std::uint64_t more : {std::max(lacking, align_up(step, page_bytes())), lacking}) {
     const int fd = drive.file.opened()->main_fd();
@@ -121,8 +125,9 @@ std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<Piece>& pie
 
 Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
   std::vector<Piece> pieces;
-  const std::uint64_t needed = align_up(bytes, page_bytes());
   const std::lock_guard lock(mutex_);
+  if (bytes > bytes_max) return beyond_any_file(bytes);
+  const std::uint64_t needed = align_up(bytes, page_bytes());
   const std::size_t count = drives_.size();
   const std::uint64_t stripe = align_up(
       std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes());
@@ -160,8 +165,14 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
                               : "; the file could not be made longer: look at the drive")});
 }
 
+Error Store::beyond_any_file(std::uint64_t bytes) {
+  growth_error_ = EFBIG;
+  return no_room(bytes);
+}
+
 Status Store::reserve(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
+  if (bytes > bytes_max) return beyond_any_file(bytes);
   const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes());
   for (Drive& drive : drives_) {
     if (drive.extents.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);

@@ -85,6 +85,7 @@ class Store : public std::enable_shared_from_this<Store> {
   // 0 or -errno.
   [[nodiscard]] int grow(Drive& drive, std::uint64_t bytes);
   [[nodiscard]] Error no_room(std::uint64_t needed_bytes) const;
+  [[nodiscard]] Error beyond_any_file(std::uint64_t bytes);
 
   os::System& system_;
   mutable std::mutex mutex_;

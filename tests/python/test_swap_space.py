@@ -436,6 +436,36 @@ def test_tensors_are_spread_over_all_directories(tmp_path):
         assert bytes(space.view([("key", 0, len(data))])) == data
 
 
+def test_sizes_that_no_drive_and_no_memory_has_are_refused(tmp_path):
+    # In a process of its own: a view whose sizes wrap was once mapped over whatever was there.
+    out = check_python(
+        """
+        import sys
+        import tensorferry
+
+        MiB, quarter = 1 << 20, 1 << 62
+        space = tensorferry.SwapSpace(sys.argv[1], buffer_bytes=MiB)
+        space.put("key", bytes(2 * MiB)).wait()
+        sizes = [2 * MiB, quarter, quarter, quarter, quarter - 2 * MiB + 4096]
+        calls = {
+            "view": lambda: space.view([("key", 0, size) for size in sizes]),
+            "reserve": lambda: space.reserve((1 << 63) - 1),
+            "take": lambda: space.take((1 << 63) - 1),
+            "open": lambda: tensorferry.SwapSpace(sys.argv[1], buffer_bytes=(1 << 63) - 1),
+            "lock": lambda: tensorferry.PinnedBuffer((1 << 63) - 1),
+        }
+        for name, call in calls.items():
+            try:
+                call()
+            except (OSError, MemoryError, ValueError) as error:
+                print(name, "refused")
+        """,
+        tmp_path,
+    )
+    assert out.split("\n")[:-1] == [f"{name} refused" for name in
+                                    ("view", "reserve", "take", "open", "lock")]
+
+
 def test_clean_tensors_are_not_written_again(space):
     space.put("key", bytes(MiB)).wait()
     for _ in range(5):
