@@ -114,8 +114,10 @@ class TENSORFERRY_EXPORT SwapSpace {
   Operation put(std::string_view key, std::span<const std::byte> memory, CudaStream stream = {});
 
   // Starts to fill memory with a tensor, or with a part of it, and returns at once; only a prefetch
-  // under way is waited for. What need not come from the drive is there at once, and counts 0
-  // bytes. Throws Error: ENOENT for a key that is not there, EINVAL for more bytes than it holds.
+  // under way is waited for. What need not come from the drive is there when it returns, and counts
+  // 0 bytes; for memory of a GPU the call then waits for the work that is queued on `stream`, which
+  // may itself wait for the put() of that tensor.
+  // Throws Error: ENOENT for a key that is not there, EINVAL for more bytes than it holds.
   Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset = 0,
                 CudaStream stream = {});
 

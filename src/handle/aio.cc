@@ -101,6 +101,7 @@ void validate(std::span<const std::byte> memory, const std::string& path, std::u
   const int fd = file.opened()->buffered_fd().or_throw();
   std::vector<std::byte> chunk(std::min(memory.size(), validate_chunk_bytes));
   std::vector<std::byte> from_gpu(is_on_gpu(memory) ? chunk.size() : 0);
+  memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
   for (std::size_t at = 0; at < memory.size();) {
     const std::size_t wanted = std::min(chunk.size(), memory.size() - at);
     const ssize_t got = system.pread(fd, chunk.data(), wanted, offset + at);
@@ -116,7 +117,7 @@ void validate(std::span<const std::byte> memory, const std::string& path, std::u
     const auto bytes = static_cast<std::size_t>(got);
     const std::byte* expected = memory.data() + at;
     if (!from_gpu.empty()) {
-      memory::copy_any({from_gpu.data(), bytes}, {}, {expected, bytes}, stream).or_throw();
+      memory::copy_any({from_gpu.data(), bytes}, {expected, bytes}).or_throw();
       expected = from_gpu.data();
     }
     if (std::memcmp(expected, chunk.data(), bytes) != 0) {

@@ -192,15 +192,28 @@ void Transfer::complete() noexcept {
   std::vector<std::shared_ptr<memory::Region>>().swap(regions);
   fences.clear();
 
-  std::unique_lock lock(mutex_);
-  if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
-  ending_ = true;
-  if (!attendants_.empty()) {
-    const std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);
-    lock.unlock();
-    for (const auto& then : attendants) then(outcome());
-    lock.lock();
+  std::vector<std::function<void(Outcome)>> attendants;
+  {
+    const std::lock_guard lock(mutex_);
+    if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
+    ending_ = true;
+    attendants.swap(attendants_);
   }
+  for (const auto& then : attendants) then(outcome());
+  attendants.clear();
+  release();
+}
+
+bool Transfer::hold() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (holds_ == 0) return false;
+  ++holds_;
+  return true;
+}
+
+void Transfer::release() noexcept {
+  std::unique_lock lock(mutex_);
+  if (--holds_ > 0) return;
   finished_ = Clock::now();
   Ledger::add(ledger_->operations);
   if (error_) {

@@ -139,8 +139,13 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
   void when_done(std::function<void()> then);
-  // As when_done(), but before anybody can see the end; at once if it has ended.
+  // As when_done(), but before anybody can see the end; at once if it has ended. `then` must not
+  // wait for anybody; whoever is not ready for the end puts it off with hold().
   void before_done(std::function<void(Outcome)> then);
+  // Nobody sees the end before release() has been called as often; who calls it last reports done.
+  // False where it is done already.
+  [[nodiscard]] bool hold() noexcept;
+  void release() noexcept;
   void cancel(const char* why) noexcept;
   [[nodiscard]] std::optional<Error> error() const;  // whoever asks knows of it
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -180,6 +185,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
   bool ending_ = false;  // how it ends is settled; guarded by mutex_, as what follows
+  unsigned holds_ = 1;   // complete() has one itself
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::optional<Error> error_;

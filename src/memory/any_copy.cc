@@ -2,13 +2,26 @@
 
 #include <optional>
 
-#include "os/cuda.h"
 #include "tensorferry/copy.h"
 
 namespace tensorferry::memory {
 
-Status copy_any(std::span<std::byte> to, CudaStream to_stream, std::span<const std::byte> from,
-                CudaStream from_stream) {
+Result<std::shared_ptr<os::GpuFence>> work_before(std::span<const std::byte> memory,
+                                                  CudaStream stream) {
+  const std::optional<int> gpu = memory.empty() ? std::nullopt : os::gpu_of(memory.data());
+  if (!gpu) return std::shared_ptr<os::GpuFence>();
+  return os::GpuFence::after(*gpu, stream.handle);
+}
+
+Status wait_for(const std::shared_ptr<os::GpuFence>& work) {
+  if (work == nullptr) return Nothing{};
+  auto own = os::GpuStream::open(work->device());
+  if (!own.ok()) return own.error();
+  if (Status waits = own.value()->wait_for(*work); !waits.ok()) return waits;
+  return own.value()->finish();
+}
+
+Status copy_any(std::span<std::byte> to, std::span<const std::byte> from) {
   if (to.empty()) return Nothing{};
   const std::optional<int> to_gpu = os::gpu_of(to.data());
   const std::optional<int> from_gpu = os::gpu_of(from.data());
@@ -18,13 +31,6 @@ Status copy_any(std::span<std::byte> to, CudaStream to_stream, std::span<const s
   }
   auto own = os::GpuStream::open(to_gpu ? *to_gpu : *from_gpu);
   if (!own.ok()) return own.error();
-  for (const auto& [gpu, stream] : {std::pair(to_gpu, to_stream), {from_gpu, from_stream}}) {
-    if (!gpu) continue;
-    auto fence = os::GpuFence::after(*gpu, stream.handle);
-    if (!fence.ok()) return fence.error();
-    if (fence.value() == nullptr) continue;
-    if (Status waits = own.value()->wait_for(*fence.value()); !waits.ok()) return waits;
-  }
   if (Status started = own.value()->copy(to.data(), from.data(), to.size()); !started.ok()) {
     return started;
   }

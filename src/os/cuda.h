@@ -63,6 +63,7 @@ class GpuFence {
   GpuFence(const GpuFence&) = delete;
   GpuFence& operator=(const GpuFence&) = delete;
 
+  [[nodiscard]] int device() const noexcept { return device_; }
   // Whether that work has ended, in whichever way.
   [[nodiscard]] bool passed() const noexcept;
 

@@ -21,6 +21,13 @@ Error wrong(const char* operation, std::string_view key, int code, const std::st
                 .hint = "tensor '" + std::string(key) + "': " + what});
 }
 
+Error out_of_range(const char* operation, std::string_view key, std::uint64_t held,
+                   std::uint64_t bytes, std::uint64_t offset) {
+  return wrong(operation, key, EINVAL,
+               "it holds " + std::to_string(held) + " bytes; " + std::to_string(bytes) + " from " +
+                   std::to_string(offset) + " were asked for");
+}
+
 os::System& system_of(const Seams& seams) {
   return seams.parts.system != nullptr ? *seams.parts.system : os::System::real();
 }
@@ -89,9 +96,9 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   check_generation();
   auto version = std::make_shared<Version>();
   version->bytes = memory.size();
+  version->work = memory::work_before(memory, stream).or_throw();
   version->place = store_->take(memory.size()).or_throw();
   version->memory = memory;
-  version->stream = stream;
   version->lease = Arena::holder(memory);
   const std::string name(key);
   std::shared_ptr<const Prefetched> outdated;
@@ -115,19 +122,22 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   try {
     Operation operation =
         transfers.empty() ? nothing_to_do() : handle_->write_many(transfers, Durability::none);
-    operation.transfer().before_done(
-        [this, name, version](handle::Outcome outcome) { written(name, version, outcome); });
+    handle::Transfer* const transfer = &operation.transfer();
+    transfer->before_done([this, name, version, transfer](handle::Outcome outcome) {
+      written(name, version, outcome, transfer);
+    });
     return operation;
   } catch (...) {
-    written(name, version, handle::Outcome::failed);
+    written(name, version, handle::Outcome::failed, nullptr);
     throw;
   }
 }
 
 // Ends the time in which the tensor is read from the memory it was put from. A version that failed
-// has never been; one that is there makes those before it superfluous.
+// has never been; one that is there makes those before it superfluous. A worker does not wait for
+// readers, who are users: the last of them ends the write then.
 void Space::written(const std::string& key, const std::shared_ptr<Version>& version,
-                    handle::Outcome outcome) {
+                    handle::Outcome outcome, handle::Transfer* transfer) {
   const bool failed = outcome == handle::Outcome::failed;
   std::vector<std::shared_ptr<Version>> gone;  // let go of without the lock
   std::shared_ptr<Lease> lease;
@@ -150,9 +160,13 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
         entries_.erase(found);
       }
     }
-    settled_.wait(lock, [&version] { return version->readers == 0; });
-    version->memory = {};
-    lease = std::move(version->lease);
+    if (version->readers > 0 && transfer != nullptr && transfer->hold()) {
+      version->held = transfer->shared_from_this();
+    } else {  // on the thread of put(), if there is anything to wait for
+      settled_.wait(lock, [&version] { return version->readers == 0; });
+      version->memory = {};
+      lease = std::move(version->lease);
+    }
   }
   settled_.notify_all();
 }
@@ -178,36 +192,53 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
 }
 
 void Space::forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
-                    std::span<std::byte> memory, std::uint64_t offset, CudaStream stream) {
+                    std::span<std::byte> memory, std::uint64_t offset) {
   const std::span<const std::byte> from = version->memory.subspan(offset, memory.size());
   counts_.forwarded_bytes += memory.size();
   ++version->readers;
   lock.unlock();
-  const Status copied = memory::copy_any(memory, stream, from, version->stream);
+  Status copied = memory::copy_any(memory, from);
+  std::shared_ptr<handle::Transfer> ended;
+  std::shared_ptr<Lease> lease;  // let go of without the lock
   lock.lock();
-  --version->readers;
+  if (--version->readers == 0 && version->held != nullptr) {
+    ended = std::move(version->held);
+    version->memory = {};
+    lease = std::move(version->lease);
+  }
   lock.unlock();
   settled_.notify_all();
-  Status(copied).or_throw();
+  lease.reset();
+  if (ended != nullptr) ended->release();
+  std::move(copied).or_throw();
 }
 
 Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset,
                      CudaStream stream) {
   check_generation();
+  std::shared_ptr<Version> version;
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
+  bool ready = false;                   // and that before `memory`
   std::unique_lock lock(mutex_);
-  Entry& entry = find(key, "swap in");
-  const std::shared_ptr<Version> version = entry.versions.back();
-  if (offset > version->bytes || memory.size() > version->bytes - offset) {
-    throw wrong("swap in", key, EINVAL,
-                "it holds " + std::to_string(version->bytes) + " bytes; " +
-                    std::to_string(memory.size()) + " from " + std::to_string(offset) +
-                    " were asked for");
+  for (;;) {
+    version = find(key, "swap in").versions.back();
+    if (offset > version->bytes || memory.size() > version->bytes - offset) {
+      throw out_of_range("swap in", key, version->bytes, memory.size(), offset);
+    }
+    if (!version->pending || (ready && ended == version->work)) break;
+    lock.unlock();
+    // The user's work may wait for the write itself, which waits for nobody yet.
+    if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
+    memory::wait_for(version->work).or_throw();
+    ready = true;
+    ended = version->work;
+    lock.lock();
   }
   if (version->pending) {
-    forward(lock, version, memory, offset, stream);
+    forward(lock, version, memory, offset);
     return nothing_to_do();
   }
-  const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entry);
+  const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entries_.find(key)->second);
   if (prefetched != nullptr) ++counts_.prefetched;
   lock.unlock();
   if (prefetched == nullptr) return read(version, memory, offset, stream);
@@ -216,8 +247,8 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
   } catch (const Error&) {  // another read shall tell
     return read(version, memory, offset, stream);
   }
-  memory::copy_any(memory, stream, prefetched->lease->bytes().subspan(offset, memory.size()), {})
-      .or_throw();
+  if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
+  memory::copy_any(memory, prefetched->lease->bytes().subspan(offset, memory.size())).or_throw();
   return nothing_to_do();
 }
 
@@ -303,6 +334,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
                                                SwapSpace::Clock::time_point deadline) {
   check_generation();
   std::shared_ptr<Lease> lease;
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
   for (;;) {
     std::unique_lock lock(mutex_);
     Entry& entry = find(key, "swap in");
@@ -318,6 +350,12 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
       lease = take(version->bytes, deadline);
       if (lease == nullptr) return std::nullopt;
       continue;  // it may have been put again meanwhile
+    }
+    if (version->pending && ended != version->work) {
+      lock.unlock();
+      memory::wait_for(version->work).or_throw();
+      ended = version->work;
+      continue;
     }
     if (version->pending) {
       forward(lock, version, lease->bytes(), 0);
@@ -368,10 +406,7 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
   for (const SwapPart& part : parts) {
     const std::shared_ptr<Version> version = settled(part.key, "view");
     if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
-      throw wrong("view", part.key, EINVAL,
-                  "it holds " + std::to_string(version->bytes) + " bytes; " +
-                      std::to_string(part.bytes) + " from " + std::to_string(part.offset) +
-                      " were asked for");
+      throw out_of_range("view", part.key, version->bytes, part.bytes, part.offset);
     }
     mapped.push_back({version->place, part.offset, part.bytes});
   }

@@ -14,6 +14,7 @@
 
 #include "handle/conductor.h"
 #include "handle/transfer.h"
+#include "os/cuda.h"
 #include "swap/arena.h"
 #include "swap/mapping.h"
 #include "swap/store.h"
@@ -59,10 +60,11 @@ class Space {
     // While its write is under way: where the bytes are, and who keeps them there if it is ours.
     std::span<const std::byte> memory;
     std::shared_ptr<Lease> lease;
-    CudaStream stream;  // whose work fills the memory, where it is a GPU's
+    std::shared_ptr<os::GpuFence> work;  // that fills the memory, where it is a GPU's
     bool pending = true;
     bool failed = false;
-    unsigned readers = 0;  // of memory that is not ours; the write is not done before they are
+    unsigned readers = 0;  // of that memory; the write is not done before they are
+    std::shared_ptr<handle::Transfer> held;  // the write, if the last of them is to end it
   };
 
   struct Prefetched {
@@ -81,15 +83,16 @@ class Space {
   [[nodiscard]] Entry& find(std::string_view key, const char* operation);
   // The version that counts, once it is on the drive.
   [[nodiscard]] std::shared_ptr<Version> settled(std::string_view key, const char* operation);
+  // A write has ended: the transfer, or none where it has not begun.
   void written(const std::string& key, const std::shared_ptr<Version>& version,
-               handle::Outcome outcome);
+               handle::Outcome outcome, handle::Transfer* transfer);
   [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
                                std::uint64_t offset, CudaStream stream = {});
   // An operation that is done, for what has come from memory.
   [[nodiscard]] Operation nothing_to_do();
   // Copies from the memory of a pending write. Unlocks meanwhile, and for good.
   void forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
-               std::span<std::byte> memory, std::uint64_t offset, CudaStream stream = {});
+               std::span<std::byte> memory, std::uint64_t offset);
   // What has been prefetched for an entry, if anything; it is the caller's then.
   [[nodiscard]] std::shared_ptr<const Prefetched> take_prefetched(Entry& entry);
   // Gives up one finished prefetch for the room it takes.

@@ -1,17 +1,62 @@
 // A libcuda.so.1 that is no CUDA: it lets tests see how the library is found, what happens where it
-// is too old, and how its errors are told. It moves no bytes and has no GPU.
+// is too old, and how its errors are told. It has no GPU, and moves no bytes unless a test gives it
+// memory.
 //
 // FAKE_CUDA="cuMemAlloc_v2=2 cuMemcpyAsync=700" makes these functions return these codes.
+//
+// A test in the same process can also call the functions named fake_cuda_*: they give it memory
+// that is there, and hold streams back.
+#include <sys/mman.h>
+
+#include <condition_variable>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 namespace {
 
 bool started = false;
 constexpr unsigned long long memory_begin = 0x7000'0000'0000;  // nothing is mapped there
 constexpr unsigned long long memory_bytes = 1ULL << 40;
+
+struct Stream {
+  bool held = false;              // by a test
+  bool copied = false;            // it has been given a copy to make
+  const Stream* after = nullptr;  // whose work it waits for
+};
+
+struct Event {
+  const Stream* of = nullptr;  // whose work it comes after, if that had not ended
+};
+
+// Never destroyed: threads may ask to the very end.
+struct State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_memory = false;
+  bool copies_held = false;
+  unsigned waiting = 0;  // threads that wait for a stream
+};
+
+State& state() {
+  static State& one = *new State();
+  return one;
+}
+
+// With the lock held.
+bool busy(const Stream* stream) {
+  return stream != nullptr &&
+         (stream->held || (stream->copied && state().copies_held) || busy(stream->after));
+}
+
+// not_ready where the work of the stream has not ended.
+int readiness(const Stream* stream) {
+  constexpr int not_ready = 600;
+  const std::lock_guard lock(state().mutex);
+  return busy(stream) ? not_ready : 0;
+}
 
 // What FAKE_CUDA asks this function to return; 0 if nothing.
 int asked(const char* function) {
@@ -88,21 +133,46 @@ FAKE cuMemFree_v2(unsigned long long) { return answer("cuMemFree_v2"); }
 FAKE cuMemHostRegister_v2(void*, std::size_t, unsigned) { return answer("cuMemHostRegister_v2"); }
 FAKE cuMemHostUnregister(void*) { return answer("cuMemHostUnregister"); }
 
-FAKE cuMemcpyAsync(unsigned long long, unsigned long long, std::size_t, void*) {
+FAKE cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t bytes,
+                   void* stream) {
   constexpr int illegal_address = 700;  // there is nothing to be copied
   const int code = answer("cuMemcpyAsync");
-  return code != 0 ? code : illegal_address;
+  const std::lock_guard lock(state().mutex);
+  if (code != 0 || !state().has_memory) return code != 0 ? code : illegal_address;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  if (stream != nullptr) static_cast<Stream*>(stream)->copied = true;
+  return 0;
 }
 
 FAKE cuStreamCreate(void** stream, unsigned) {
-  *stream = &started;
+  *stream = new Stream();
   return answer("cuStreamCreate");
 }
 
-FAKE cuStreamDestroy_v2(void*) { return answer("cuStreamDestroy_v2"); }
-FAKE cuStreamSynchronize(void*) { return answer("cuStreamSynchronize"); }
-FAKE cuStreamQuery(void*) { return answer("cuStreamQuery"); }
-FAKE cuStreamWaitEvent(void*, void*, unsigned) { return answer("cuStreamWaitEvent"); }
+FAKE cuStreamDestroy_v2(void* stream) {
+  delete static_cast<Stream*>(stream);
+  return answer("cuStreamDestroy_v2");
+}
+
+FAKE cuStreamSynchronize(void* stream) {
+  std::unique_lock lock(state().mutex);
+  ++state().waiting;
+  state().changed.notify_all();
+  state().changed.wait(lock, [&] { return !busy(static_cast<Stream*>(stream)); });
+  --state().waiting;
+  return answer("cuStreamSynchronize");
+}
+
+FAKE cuStreamQuery(void* stream) {
+  const int code = answer("cuStreamQuery");
+  return code != 0 ? code : readiness(static_cast<Stream*>(stream));
+}
+
+FAKE cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  const std::lock_guard lock(state().mutex);
+  static_cast<Stream*>(stream)->after = static_cast<Event*>(event)->of;
+  return answer("cuStreamWaitEvent");
+}
 
 FAKE cuStreamIsCapturing(void*, int* status) {
   *status = asked("capturing");
@@ -115,13 +185,61 @@ FAKE cuStreamGetCtx(void*, void** context) {
 }
 
 FAKE cuEventCreate(void** event, unsigned) {
-  *event = &started;
+  *event = new Event();
   return answer("cuEventCreate");
 }
 
-FAKE cuEventDestroy_v2(void*) { return answer("cuEventDestroy_v2"); }
-FAKE cuEventRecord(void*, void*) { return answer("cuEventRecord"); }
+FAKE cuEventDestroy_v2(void* event) {
+  delete static_cast<Event*>(event);
+  return answer("cuEventDestroy_v2");
+}
+
+FAKE cuEventRecord(void* event, void* stream) {
+  const std::lock_guard lock(state().mutex);
+  const auto* const of = static_cast<Stream*>(stream);
+  static_cast<Event*>(event)->of = busy(of) ? of : nullptr;
+  return answer("cuEventRecord");
+}
+
 #ifndef WITHOUT_EVENT_QUERY  // an old driver
-FAKE cuEventQuery(void*) { return answer("cuEventQuery"); }
+FAKE cuEventQuery(void* event) {
+  const int code = answer("cuEventQuery");
+  return code != 0 ? code : readiness(static_cast<Event*>(event)->of);
+}
 #endif
 FAKE cuThreadExchangeStreamCaptureMode(int*) { return answer("cuThreadExchangeStreamCaptureMode"); }
+
+// --- For tests ---------------------------------------------------------------------------------
+
+// Memory of the GPU that is there, once; 0 or an error. Copies are made from then on.
+FAKE fake_cuda_memory(void** memory, std::size_t bytes) {
+  void* const mapped = mmap(reinterpret_cast<void*>(memory_begin), bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (mapped == MAP_FAILED) return 1;
+  *memory = mapped;
+  const std::lock_guard lock(state().mutex);
+  state().has_memory = true;
+  return 0;
+}
+
+// Whether what is queued on a stream, or every copy, is held back.
+FAKE fake_cuda_hold(void* stream, int held) {
+  const std::lock_guard lock(state().mutex);
+  static_cast<Stream*>(stream)->held = held != 0;
+  state().changed.notify_all();
+  return 0;
+}
+
+FAKE fake_cuda_hold_copies(int held) {
+  const std::lock_guard lock(state().mutex);
+  state().copies_held = held != 0;
+  state().changed.notify_all();
+  return 0;
+}
+
+// Returns when so many threads wait for a stream.
+FAKE fake_cuda_await_waiting(unsigned threads) {
+  std::unique_lock lock(state().mutex);
+  state().changed.wait(lock, [&] { return state().waiting >= threads; });
+  return 0;
+}
