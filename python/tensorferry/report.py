@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import secrets
 import stat
 import sys
 from pathlib import Path
@@ -295,15 +296,18 @@ def _write(path, text):
     if before and not stat.S_ISREG(before.st_mode):  # a pipe or a terminal cannot be replaced
         Path(path).write_bytes(data)
         return
-    fresh = f"{path}.new-{os.getpid()}"
-    try:
-        Path(fresh).write_bytes(data)
-        if before:
-            os.chmod(fresh, stat.S_IMODE(before.st_mode))
-        os.replace(fresh, path)
-    except OSError:
-        Path(fresh).unlink(missing_ok=True)
-        raise
+    # Under a name that nobody can foresee, and in no file that is there.
+    fresh = f"{path}.new-{secrets.token_hex(8)}"
+    with open(fresh, "xb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            if before:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            os.replace(fresh, path)
+        except OSError:
+            os.unlink(fresh)
+            raise
 
 
 def main(argv=None):

@@ -397,6 +397,15 @@ def test_a_page_is_replaced_with_its_permissions(make, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["r0.json", "report.html"]
 
 
+def test_what_lies_beside_a_page_is_neither_written_nor_followed(make, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    # The name that was once used for what is not finished.
+    planted = tmp_path / f"report.html.new-{os.getpid()}"
+    planted.symlink_to(tmp_path / "precious")
+    make(examples.bench(samples=2))
+    assert (tmp_path / "precious").read_text() == "precious" and planted.is_symlink()
+
+
 def test_the_command_makes_the_page(ferry):
     (ferry.place / "r.json").write_text(json.dumps(examples.sweep()))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
