@@ -54,10 +54,12 @@ struct Device {
 
 // Where the profile of a device is or would be kept: in $TENSORFERRY_PROFILES, else in
 // tensorferry/profiles below $XDG_CONFIG_HOME or ~/.config. Empty where there is no such place, no
-// device, or TENSORFERRY_PROFILES is set to nothing, which switches profiles off.
+// device, or TENSORFERRY_PROFILES is set to nothing, which switches profiles off; and in a program
+// with privileges (setuid, setgid, file capabilities), which takes nothing from its environment.
 [[nodiscard]] TENSORFERRY_EXPORT std::string profile_path(const Device& device);
 
-// Keeps a profile, for processes that start from now on, and returns where. Throws Error.
+// Keeps a profile, for processes that start from now on, and returns where. What is there is
+// replaced as a whole; a link is not followed. Throws Error.
 TENSORFERRY_EXPORT std::string save_profile(const Device& device, const Profile& profile);
 
 }  // namespace tensorferry

@@ -3,15 +3,14 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 
 #include "base/alignment.h"
 #include "files/device.h"
+#include "os/environment.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
 
@@ -24,17 +23,11 @@ constexpr unsigned queue_depth_max = 4096;
 constexpr unsigned workers_max = 16;
 constexpr std::size_t text_bytes_max = 4 * KiB;
 
-// A program with privileges takes no settings from those who start it.
-std::string variable(const char* name) {
-  const char* value = secure_getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 std::string profile_directory() {
-  if (const char* chosen = secure_getenv("TENSORFERRY_PROFILES")) return chosen;
-  std::string config = variable("XDG_CONFIG_HOME");
+  if (const auto chosen = os::variable("TENSORFERRY_PROFILES")) return *chosen;
+  std::string config = os::variable("XDG_CONFIG_HOME").value_or("");
   if (config.empty()) {
-    const std::string home = variable("HOME");
+    const std::string home = os::variable("HOME").value_or("");
     if (!home.empty()) config = home + "/.config";
   }
   return config.empty() ? config : config + "/tensorferry/profiles";
@@ -100,15 +93,9 @@ std::string save_profile(const Device& device, const Profile& profile) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) throw failure(path, error.value(), "its directory cannot be made");
-  // Readers see the old one or the new one.
-  const std::string fresh = path + ".new";
-  errno = 0;
-  std::ofstream out(fresh, std::ios::trunc);
-  out << text.str();
-  out.close();
-  if (!out) throw failure(fresh, errno != 0 ? errno : EIO, {});
-  std::filesystem::rename(fresh, path, error);
-  if (error) throw failure(path, error.value(), {});
+  constexpr mode_t mode = 0666;  // less the umask: others may be meant to use it
+  const int kept = os::replace_file(path, text.str(), mode);
+  if (kept < 0) throw failure(path, -kept, "check owner, mode and free space of its directory");
   return path;
 }
 

@@ -61,6 +61,30 @@ TEST_F(ProfileTest, the_newer_profile_replaces_the_older) {
   EXPECT_EQ(device_.profile->queue_depth, 8U);
 }
 
+TEST_F(ProfileTest, what_lies_beside_a_profile_is_neither_written_nor_followed) {
+  const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  std::ofstream(place_ / "precious") << "text";
+  // The name that was once used for what is not finished.
+  fs::create_symlink(place_ / "precious", path + ".new");
+  save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
+  std::string text;
+  std::getline(std::ifstream(place_ / "precious"), text);
+  EXPECT_EQ(text, "text");
+  EXPECT_TRUE(fs::is_symlink(path + ".new"));
+  take_profile(device_);
+  EXPECT_EQ(device_.profile->queue_depth, 8U);
+}
+
+TEST_F(ProfileTest, a_link_in_the_place_of_a_profile_is_replaced_and_not_followed) {
+  const std::string path = profile_path(device_);
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(place_ / "precious") << "text";
+  fs::create_symlink(place_ / "precious", path);
+  save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
+  EXPECT_FALSE(fs::is_symlink(path));
+  EXPECT_EQ(fs::file_size(place_ / "precious"), 4U);
+}
+
 TEST_F(ProfileTest, another_device_has_none) {
   save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
   Device other = device_;

@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -195,6 +196,59 @@ std::string read_text(const std::string& path) {
   }
   system.close(fd);
   return text;
+}
+
+int write_all(int fd, std::string_view text, std::uint64_t offset) {
+  while (!text.empty()) {
+    const ssize_t wrote = System::real().pwrite(fd, reinterpret_cast<const std::byte*>(text.data()),
+                                                text.size(), offset);
+    if (wrote == -EINTR) continue;
+    if (wrote <= 0) return wrote < 0 ? static_cast<int>(wrote) : -EIO;
+    text.remove_prefix(static_cast<std::size_t>(wrote));
+    offset += static_cast<std::uint64_t>(wrote);
+  }
+  return 0;
+}
+
+int replace_file(const std::string& path, std::string_view text, mode_t mode) {
+  System& system = System::real();
+  std::string fresh;
+  int fd = -EEXIST;
+  for (int attempt = 0; attempt < 100 && fd == -EEXIST; ++attempt) {
+    std::array<unsigned char, 8> random{};
+    if (::getrandom(random.data(), random.size(), 0) < 0) return -errno;
+    fresh = path + ".new-";
+    for (const unsigned char byte : random) {
+      fresh += "0123456789abcdef"[byte >> 4U];
+      fresh += "0123456789abcdef"[byte & 15U];
+    }
+    fd = system.open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+  }
+  if (fd < 0) return fd;
+  int done = write_all(fd, text, 0);
+  const int closed = system.close(fd);
+  if (done == 0) done = closed;
+  if (done == 0) done = or_errno(::rename(fresh.c_str(), path.c_str()));
+  if (done < 0) ::unlink(fresh.c_str());
+  return done;
+}
+
+int open_own_file(const std::string& path) {
+  System& system = System::real();
+  constexpr int flags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY;
+  int fd = system.open(path.c_str(), flags | O_CREAT | O_EXCL, 0600);
+  if (fd != -EEXIST) return fd;
+  fd = system.open(path.c_str(), flags | O_NONBLOCK, 0);  // a FIFO would be waited for
+  if (fd < 0) return fd;
+  struct statx facts{};
+  int problem = system.statx(fd, STATX_TYPE | STATX_NLINK | STATX_UID, &facts);
+  if (problem == 0 && !S_ISREG(facts.stx_mode)) problem = -EINVAL;
+  if (problem == 0 && facts.stx_uid != ::geteuid()) problem = -EPERM;
+  if (problem == 0 && facts.stx_nlink != 1) problem = -EMLINK;
+  if (problem == 0) problem = system.truncate(fd, 0);
+  if (problem == 0) return fd;
+  system.close(fd);
+  return problem;
 }
 
 std::string read_link(const std::string& path) {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tensorferry::os {
@@ -71,6 +72,21 @@ class System {
 // that is not told.
 [[nodiscard]] std::size_t last_level_cache_bytes(
     const std::string& folder = "/sys/devices/system/cpu/cpu0/cache");
+
+// Writes all of the text to a place in a file. 0 or -errno.
+[[nodiscard]] int write_all(int fd, std::string_view text, std::uint64_t offset);
+
+// Puts a file with this text in place of whatever is at `path`: readers see the old one or the new
+// one. The text is first written beside it, to a file that is made for it under a name that nobody
+// can foresee. 0 or -errno; after a failure everything is as it was.
+[[nodiscard]] int replace_file(const std::string& path, std::string_view text, mode_t mode);
+
+// A file to write to, from its beginning, that is this user's alone: one that is made now, with
+// mode 0600, or a regular one that belongs to this user and has one name, which is emptied. Links
+// are not followed. The descriptor or -errno: ELOOP for a link, EINVAL for what is no regular file,
+// EPERM for one of another user's, EMLINK for one with several names; all of them stay as they
+// were.
+[[nodiscard]] int open_own_file(const std::string& path);
 
 // Where a symbolic link points, or empty.
 [[nodiscard]] std::string read_link(const std::string& path);

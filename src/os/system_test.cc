@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 #include "base/alignment.h"
@@ -234,6 +236,91 @@ TEST(MemlockLimit, is_the_soft_limit) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
   EXPECT_EQ(memlock_limit_bytes(), limit.rlim_cur);
+}
+
+// A directory in which somebody has put things in the way.
+class OwnFile : public testing::Test {
+ protected:
+  [[nodiscard]] static std::string text_of(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  [[nodiscard]] static mode_t mode_of(const std::string& path) {
+    struct stat facts{};
+    EXPECT_EQ(::stat(path.c_str(), &facts), 0);
+    return facts.st_mode & 07777U;
+  }
+  [[nodiscard]] std::size_t entries() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(dir.path()),
+                                                  std::filesystem::directory_iterator()));
+  }
+
+  support::TempDir dir;
+  const std::string path = dir.file("file");
+  const std::string other = dir.file("other");
+};
+
+TEST_F(OwnFile, is_made_for_its_owner_alone_and_begun_anew) {
+  const mode_t before = ::umask(0);
+  for (int round = 0; round < 2; ++round) {
+    const int fd = open_own_file(path);
+    ASSERT_GE(fd, 0);
+    EXPECT_EQ(text_of(path), "");
+    EXPECT_EQ(write_all(fd, "text", 0), 0);
+    ::close(fd);
+    EXPECT_EQ(mode_of(path), 0600U);
+  }
+  ::umask(before);
+  EXPECT_EQ(text_of(path), "text");
+}
+
+TEST_F(OwnFile, is_no_link) {
+  std::ofstream(other) << "text";
+  ASSERT_EQ(::symlink(other.c_str(), path.c_str()), 0);
+  EXPECT_EQ(open_own_file(path), -ELOOP);
+  EXPECT_EQ(text_of(other), "text");
+  ASSERT_EQ(::unlink(other.c_str()), 0);
+  EXPECT_EQ(open_own_file(path), -ELOOP);
+  EXPECT_FALSE(std::filesystem::exists(other)) << "made through a link";
+}
+
+TEST_F(OwnFile, has_one_name) {
+  std::ofstream(other) << "text";
+  ASSERT_EQ(::link(other.c_str(), path.c_str()), 0);
+  EXPECT_EQ(open_own_file(path), -EMLINK);
+  EXPECT_EQ(text_of(other), "text");
+}
+
+TEST_F(OwnFile, is_a_regular_file_that_nobody_is_waited_for) {
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(open_own_file(path), -ENXIO);
+  EXPECT_EQ(open_own_file("/dev/null"), -EINVAL);
+  EXPECT_EQ(open_own_file(dir.path()), -EISDIR);
+}
+
+TEST_F(OwnFile, belongs_to_this_user) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  std::ofstream(path) << "text";
+  ASSERT_EQ(::chown(path.c_str(), 1234, 1234), 0);
+  EXPECT_EQ(open_own_file(path), -EPERM);
+  EXPECT_EQ(text_of(path), "text");
+}
+
+TEST_F(OwnFile, that_is_replaced_leaves_nothing_beside_it) {
+  const mode_t before = ::umask(027);
+  EXPECT_EQ(replace_file(path, "old", 0666), 0);
+  EXPECT_EQ(replace_file(path, "text", 0666), 0);
+  ::umask(before);
+  EXPECT_EQ(text_of(path), "text");
+  EXPECT_EQ(mode_of(path), 0640U);
+  EXPECT_EQ(entries(), 1U);
+}
+
+TEST_F(OwnFile, that_cannot_be_replaced_stays_and_leaves_nothing_beside_it) {
+  ASSERT_EQ(::mkdir(path.c_str(), 0700), 0);
+  EXPECT_EQ(replace_file(path, "text", 0666), -EISDIR);
+  EXPECT_EQ(entries(), 1U);
+  EXPECT_EQ(replace_file(dir.file("missing/file"), "text", 0666), -ENOENT);
 }
 
 }  // namespace
