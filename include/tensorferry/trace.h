@@ -1,4 +1,5 @@
-// A program's own work in the trace that TENSORFERRY_TRACE asks for, beside the operations.
+// A program's own work in the trace that TENSORFERRY_TRACE asks for, beside the operations. In a
+// program with privileges (setuid, setgid, file capabilities) the variable does not count.
 #pragma once
 
 #include <chrono>

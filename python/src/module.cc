@@ -1,5 +1,6 @@
 // The extension module. The doors themselves are in the other files of this folder.
 #include <nanobind/stl/string.h>
+#include <sys/auxv.h>
 
 #include <chrono>
 
@@ -35,6 +36,10 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   bind_operations(module);
   bind_handle(module);
   bind_swap(module);
+  module.def(
+      "privileged", [] { return ::getauxval(AT_SECURE) != 0; },
+      "Whether this program has rights that whoever started it need not have (setuid, setgid, file "
+      "capabilities). No variable of tensorferry's counts then.");
   module.def("tracing", &tensorferry::tracing, "Whether TENSORFERRY_TRACE asks for a trace.");
   module.def(
       "trace_span",

@@ -6,6 +6,8 @@ Waits for somebody to import DeepSpeed and enables tensorferry in it then.
 import importlib.util
 import sys
 
+from ._core import privileged
+
 
 class _Watch:
     """Finds `deepspeed` as everybody else does, and enables tensorferry once it is imported."""
@@ -36,4 +38,5 @@ class _Watch:
         return spec
 
 
-sys.meta_path.insert(0, _Watch())
+if not privileged():
+    sys.meta_path.insert(0, _Watch())

@@ -442,6 +442,11 @@ class SwapSpace:
     @property
     def closed(self) -> bool: ...
 
+def privileged() -> bool:
+    """
+    Whether this program has rights that whoever started it need not have (setuid, setgid, file capabilities). No variable of tensorferry's counts then.
+    """
+
 def tracing() -> bool:
     """Whether TENSORFERRY_TRACE asks for a trace."""
 

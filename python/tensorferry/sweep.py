@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 
+from ._core import privileged
+
 __all__ = [
     "DEFAULT_SWEEP_CONFIG",
     "Job",
@@ -128,7 +130,7 @@ def run_write_sweep(sweep_config, flush_cache_job, sync_job, cmd_lines):
 def find_command():
     """The path of the command `tensorferry`: $TENSORFERRY_COMMAND, else the one installed beside
     this Python, else the first on the PATH. Raises FileNotFoundError."""
-    named = os.environ.get("TENSORFERRY_COMMAND")
+    named = None if privileged() else os.environ.get("TENSORFERRY_COMMAND")
     if named:
         found = shutil.which(named)
         if not found:

@@ -72,7 +72,7 @@ Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
 
 // What cuFile is told: compat mode goes through memory. It is allowed unless the file forbids it.
 bool compat_mode_allowed(const SystemTree& tree) {
-  const char* chosen = std::getenv("CUFILE_ENV_PATH_JSON");  // NOLINT(concurrency-mt-unsafe)
+  const char* chosen = secure_getenv("CUFILE_ENV_PATH_JSON");
   std::ifstream file(chosen != nullptr ? std::string(chosen) : tree.etc + "/cufile.json");
   const Json settings = Json::parse(file, nullptr, false, true);  // NVIDIA's has comments
   const Json::json_pointer place("/properties/allow_compat_mode");

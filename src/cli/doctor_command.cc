@@ -37,7 +37,7 @@ enum class Ink : std::uint8_t { plain, coloured };
 
 // https://no-color.org
 Ink ink_of_stdout() {
-  const char* refused = std::getenv("NO_COLOR");  // NOLINT(concurrency-mt-unsafe)
+  const char* refused = secure_getenv("NO_COLOR");
   if (refused != nullptr && *refused != '\0') return Ink::plain;
   return isatty(STDOUT_FILENO) != 0 ? Ink::coloured : Ink::plain;
 }

@@ -1,6 +1,7 @@
 // The command `tensorferry`. It only reads arguments and prints; what it measures is in bench/.
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -125,6 +126,14 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argument_count, char** arguments) {
   using tensorferry::cli::exit_failed;
+  // It writes the files and starts the programs that its arguments and the PATH name.
+  if (getuid() != geteuid() || getgid() != getegid()) {
+    std::fputs(
+        "tensorferry: it is setuid or setgid, which would lend its owner's rights to everybody; "
+        "remove that with chmod ug-s\n",
+        stderr);
+    return exit_failed;
+  }
   // A reader that goes away must not keep us from removing our files.
   signal(SIGPIPE, SIG_IGN);
   try {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "os/cuda.h"
+#include "os/environment.h"
 #include "os/library.h"
 #include "os/system.h"
 #include "tensorferry/gds.h"
@@ -114,14 +115,16 @@ Error cufile_error(const char* call, CufileError error) {
                 .hint = cufile_text(error.code)});
 }
 
-// Where pip puts libcufile, next to libraries of CUDA or torch that the process has loaded.
+// Where pip puts libcufile, next to libraries of CUDA or torch that the process has loaded. A
+// privileged program takes it only from where the loader and NVIDIA's packages look.
 std::vector<std::string> places_of_pip() {
   std::vector<std::string> places;
+  if (os::privileged()) return places;
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* data) {
         const std::string name = info->dlpi_name != nullptr ? info->dlpi_name : "";
         const std::size_t slash = name.rfind('/');
-        if (slash == std::string::npos) return 0;
+        if (!name.starts_with('/')) return 0;  // by the working directory, or the program itself
         const std::string folder = name.substr(0, slash);
         auto& found = *static_cast<std::vector<std::string>*>(data);
         if (name.find("/libcudart.so", slash) != std::string::npos) {

@@ -1,15 +1,14 @@
 #include "handle/trace.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
-#include <string_view>
 
 #include "base/errno_name.h"
+#include "os/environment.h"
 #include "os/system.h"
 #include "tensorferry/trace.h"
 
@@ -64,22 +63,25 @@ Trouble& trouble() {
   return one;
 }
 
-// 0 or an errno.
-int write_at(int fd, std::string_view text, std::uint64_t offset) {
-  while (!text.empty()) {
-    const ssize_t wrote = os::System::real().pwrite(
-        fd, reinterpret_cast<const std::byte*>(text.data()), text.size(), offset);
-    if (wrote == -EINTR) continue;
-    if (wrote <= 0) return wrote < 0 ? static_cast<int>(-wrote) : EIO;
-    text.remove_prefix(static_cast<std::size_t>(wrote));
-    offset += static_cast<std::uint64_t>(wrote);
-  }
-  return 0;
+void note_problem(const std::string& what, int code, const char* why = "") {
+  const std::lock_guard lock(trouble().mutex);
+  trouble().text = "TENSORFERRY_TRACE: " + what + ": " + errno_name(code) + why;
 }
 
-void note_problem(const std::string& what, int code) {
-  const std::lock_guard lock(trouble().mutex);
-  trouble().text = "TENSORFERRY_TRACE: " + what + ": " + errno_name(code);
+const char* why_not_opened(int code) noexcept {
+  switch (code) {
+    case ELOOP:
+      return ": it is a symbolic link, which is not followed; name the file itself";
+    case EINVAL:
+    case ENXIO:
+      return ": it is no regular file; name another one";
+    case EPERM:
+      return ": it belongs to another user, or cannot be changed; name another file, or remove it";
+    case EMLINK:
+      return ": it has several names; name another file, or remove it";
+    default:
+      return "";
+  }
 }
 
 }  // namespace
@@ -87,16 +89,14 @@ void note_problem(const std::string& what, int code) {
 Trace::Trace(int fd) : fd_(fd), generation_(os::fork_generation()) {}
 
 Trace* Trace::open() noexcept {
-  const char* wanted = std::getenv("TENSORFERRY_TRACE");  // NOLINT(concurrency-mt-unsafe): once
-  if (wanted == nullptr || *wanted == '\0') return nullptr;
-  std::string path = wanted;
+  std::string path = os::variable("TENSORFERRY_TRACE").value_or("");
+  if (path.empty()) return nullptr;
   if (const std::size_t at = path.find("%p"); at != std::string::npos) {
     path.replace(at, 2, std::to_string(::getpid()));
   }
-  const int fd =
-      os::System::real().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int fd = os::open_own_file(path);
   if (fd < 0) {
-    note_problem("open " + path, -fd);
+    note_problem("open " + path, -fd, why_not_opened(-fd));
     return nullptr;
   }
   auto* trace =
@@ -156,12 +156,12 @@ void Trace::flush() {
 // it was, and that is the end of the trace.
 void Trace::write_out() {
   if (gathered_.empty()) return;
-  const int failed = write_at(fd_, gathered_ + tail, written_);
+  const int failed = -os::write_all(fd_, gathered_ + tail, written_);
   if (failed == 0) {
     written_ += gathered_.size();
   } else {
     const std::string rest = written_ == 0 ? std::string("[") + tail : tail;
-    (void)write_at(fd_, rest, written_);
+    (void)os::write_all(fd_, rest, written_);
     (void)os::System::real().truncate(fd_, written_ + rest.size());
     ended_ = true;
     note_problem("write", failed);

@@ -15,8 +15,9 @@ class Trace {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // The trace of this process, or nullptr. The variable is read once; "%p" in it becomes the
-  // process id. A forked child does not write into its parent's trace.
+  // The trace of this process, or nullptr. The variable is read once, and in a privileged program
+  // not at all; "%p" in it becomes the process id. The file is this user's alone: see
+  // os::open_own_file(). A forked child does not write into its parent's trace.
   [[nodiscard]] static Trace* active() noexcept;
 
   // Why there is none, or not all of it, although the variable asks for it; else empty.

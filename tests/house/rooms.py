@@ -70,6 +70,16 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 LOADERS = {"os/cuda.cc", "engines/cufile.cc"}
 LOADING = re.compile(r"\bdl(?:m?open)\s*\(")
 
+# Variables steer no program with privileges: plain getenv() has one that is safe in its place, and
+# that one seam in the library. The rooms outside of it, and Python's, cannot reach the seam.
+VARIABLE = re.compile(r"\b(?:getenv|_*environ)\b")
+SAFE_VARIABLE = re.compile(r"\bsecure_getenv\b")
+VARIABLE_SEAM = "src/os/environment.cc"
+# It hands all of it to programs that it starts, and chooses nothing by it.
+PASSES_ON_VARIABLES = "src/bench/process.cc"
+# Python's reading of a variable of ours, which must ask first.
+OWN_VARIABLE = re.compile(r"environ.*TENSORFERRY_|getenv\(.*TENSORFERRY_")
+
 # Printing, and ending the process.
 OUTSPOKEN = re.compile(
     r"\bstd::(?:cout|cerr|clog|print|println)\b"
@@ -217,6 +227,26 @@ def check_loading(root):
         for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
             if LOADING.search(line):
                 found.append(f"src/{name}:{number}: loads a library")
+    return found
+
+
+def check_variables(root):
+    """No variable of the environment is read in a way that steers a program with privileges."""
+    found = []
+    files = [path for folder in ("src", "include", "python/src") for path in cpp_files(root / folder)]
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        if is_test(path) or name == VARIABLE_SEAM:
+            continue
+        outside = name.startswith(tuple(f"src/{room}/" for room in OUTSIDE)) or "python" in name
+        for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
+            plain = VARIABLE.search(line) and name != PASSES_ON_VARIABLES
+            if plain or (SAFE_VARIABLE.search(line) and not outside):
+                found.append(f"{name}:{number}: reads a variable; use os::variable()")
+    for path in sorted((root / "python" / "tensorferry").rglob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if OWN_VARIABLE.search(line) and "privileged()" not in line:
+                found.append(f"{path.relative_to(root)}:{number}: does not ask privileged()")
     return found
 
 

@@ -27,6 +27,11 @@ def test_libraries_are_loaded_in_one_file_each(root):
     assert not found, "\n".join(found)
 
 
+def test_no_variable_steers_a_program_with_privileges(root):
+    found = rooms.check_variables(root)
+    assert not found, "\n".join(found)
+
+
 def test_every_source_and_every_test_is_in_the_build(root):
     found = rooms.check_build(root)
     assert not found, "\n".join(found)
@@ -115,6 +120,33 @@ def test_a_planted_loading_is_found(copy):
     line = 'auto* library = dlopen("libcuda.so.1", RTLD_NOW);'
     assert len(planted(rooms.check_loading, copy, "src/handle/worker.cc", line)) == 1
     assert planted(rooms.check_loading, copy, "src/os/cuda.cc", line) == []
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("src/handle/trace.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
+        ("src/files/profile.cc", 'auto* home = ::secure_getenv("HOME");'),
+        ("src/os/system.cc", "for (char** one = environ; *one != nullptr; ++one) use(*one);"),
+        ("src/bench/sweep.cc", 'auto* place = getenv("TMPDIR");'),
+        ("include/tensorferry/torch.h", 'auto* wanted = getenv("TENSORFERRY_TRACE");'),
+        ("python/src/handle.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
+        ("python/tensorferry/offload.py", 'MODE = os.environ.get("TENSORFERRY_MODE")'),
+        ("python/tensorferry/offload.py", 'MODE = os.getenv("TENSORFERRY_MODE")'),
+    ],
+)
+def test_a_planted_variable_is_found(copy, file, line):
+    assert len(planted(rooms.check_variables, copy, file, line)) == 1
+
+
+def test_variables_that_steer_nothing_are_not_mistaken(copy):
+    for file, line in (
+        ("src/cli/table.cc", 'auto* refused = secure_getenv("NO_COLOR");'),
+        ("src/bench/process.cc", "posix_spawnp(&child, words[0], nullptr, nullptr, words, environ);"),
+        ("src/handle/trace.cc", "// getenv() is not asked"),
+        ("src/os/system_test.cc", 'auto* before = getenv("HOME");'),
+    ):
+        assert planted(rooms.check_variables, copy, file, line) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 
 import pytest
@@ -142,3 +143,37 @@ def test_a_trace_that_cannot_be_written_disturbs_nobody(job, folder, tmp_path):
             [job, "mixed", folder / "data", folder / "other"],
             env=environment, check=True, timeout=120,
         )
+
+
+def test_a_trace_is_its_owners_alone_and_begun_anew(traced, folder, tmp_path):
+    for _ in range(2):
+        events = traced("mixed", folder / "data", folder / "other")
+        assert len(by_category(events, "operation")) == 8
+        assert stat.S_IMODE((tmp_path / "trace.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("way", ["link", "dangling link", "second name", "another user", "pipe"])
+def test_a_trace_never_touches_what_is_not_its_own(job, folder, tmp_path, way):
+    precious, target = tmp_path / "precious", tmp_path / "trace.json"
+    if way != "dangling link":
+        precious.write_text("precious")
+    if way in ("link", "dangling link"):
+        target.symlink_to(precious)
+    elif way == "second name":
+        os.link(precious, target)
+    elif way == "pipe":
+        os.mkfifo(target)
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        precious.rename(target)
+        os.chown(target, 1234, 1234)
+    subprocess.run(
+        [job, "mixed", folder / "data", folder / "other"],
+        env={**os.environ, "TENSORFERRY_TRACE": str(target)}, check=True, timeout=120,
+    )
+    if way == "dangling link":
+        assert not precious.exists()
+    else:
+        kept = target if way == "another user" else precious
+        assert kept.read_text() == "precious"
