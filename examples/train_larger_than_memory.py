@@ -84,7 +84,7 @@ def main():
         optimizer.zero_grad()
         loss = gpt.loss_of(model, gpt.text(step, options.batch, options.length))
         loss.backward()
-        optimizer.clip_grad_norm_(1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         before = moved
         moved = sum(

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from . import _homes
-from ._subgroups import flat_as, letting_go, local, page_up
+from ._subgroups import distributed_like, flat_as, letting_go, local, page_up
 
 
 class Checkpoints:
@@ -61,7 +61,7 @@ class Checkpoints:
                 tensor = tensor.view(first.shape)
             else:
                 tensor = tensor.as_strided(first.shard.size, first.shard.stride)
-            own[name] = _like(tensor, param)
+            own[name] = distributed_like(tensor, param)
         return own
 
     def load_state_dict(self, state_dict):
@@ -196,19 +196,3 @@ def _as_stepped(shard, name, value):
     if not _is_small(shard, name, value) and not shard.whole:
         value = flat_as(value, shard.stride)[shard.begin : shard.end]
     return value.to(device=device, dtype=dtype)
-
-
-def _like(tensor, param):
-    """A state of a distributed parameter is distributed as it is."""
-    if not hasattr(param, "to_local") or tensor.shape != param.to_local().shape:
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        tensor,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )

@@ -1,14 +1,13 @@
 """Gradients on the drive: they go there as backward produces them, and the step reads them."""
 
-import logging
 import weakref
 
 import torch
 
 from ._heap import note_freed
-from ._subgroups import flat_as, letting_go, local, page_up
-
-_log = logging.getLogger("tensorferry")
+from ._operators import mapped
+from ._stored_gradient import StoredGradient, entry_of
+from ._subgroups import distributed_like, flat_as, letting_go, local, page_up
 
 
 def norm_of(gradient, norm_type=2.0):
@@ -22,23 +21,92 @@ def clip_scale(norm, max_norm):
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
+class Entry:
+    """One gradient on the drive, and what has been done to it since it was written."""
+
+    def __init__(self, store, number, shard, device):
+        self._store = weakref.ref(store)  # p.grad has the entry, and the store the parameters
+        self.number = number  # of the parameter
+        self.size, self.stride = shard.size, shard.stride
+        self.dtype, self.device = shard.param.dtype, device
+        self.norm = None  # 2-norm of what was written; None where it is not known
+        self.changes = []  # (operator, arguments), done when it is read
+        self.zeroed = False
+        self.failed = None  # why it is not complete
+        self.gone = False
+
+    def _open(self):
+        store = self._store()
+        if store is None or self.gone:
+            raise RuntimeError(
+                "this gradient is not on the drive any more: it has been zeroed or replaced, or "
+                "its optimizer is closed; set p.grad to None"
+            )
+        return store
+
+    def load(self):
+        """Its values, in memory of their own."""
+        return self._open().load(self)
+
+    def save(self, values):
+        """Replaces it."""
+        if values.size() != self.size:
+            raise RuntimeError(
+                f"a gradient of {tuple(self.size)} on the drive cannot become one of "
+                f"{tuple(values.size())}: assign p.grad"
+            )
+        self._open().save(self, values)
+
+    def add(self, values):
+        self._open().add(self, values)
+
+    def change(self, operator, args):
+        """Notes what is done to each of its elements by itself."""
+        self._open()
+        self.changes.append((operator, mapped(_kept, args)))
+
+    def zero(self):
+        self._open().end_writes([self])
+        self.norm = norm_of(torch.zeros(1, dtype=self.dtype, device=self.device))
+        self.changes, self.zeroed, self.failed = [], True, None
+
+    def known_norm(self):
+        self._open()
+        return None if self.changes else self.norm
+
+    def is_known_finite(self):
+        norm = self.known_norm()  # of finite elements it may not be finite itself
+        return norm is not None and bool(norm.isfinite())
+
+    def apply_changes(self, part):
+        """Does to some of its elements what was noted."""
+        if self.zeroed:
+            part.zero_()
+        for operator, args in self.changes:
+            takes_lists = operator._schema.name.startswith(("aten::_foreach_", "aten::_amp_"))
+            here = mapped(lambda v: v.to(part.device) if isinstance(v, torch.Tensor) else v, args)
+            operator([part] if takes_lists else part, *here)
+        return part
+
+
+def _kept(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 class GradientStore:
     """The gradients of one optimizer's parameters, by shard.
 
-    A gradient that comes when there is one already is added to it, as torch would, so micro-batches
-    accumulate on the drive. Nothing but the gradient at hand and the buffers is in memory."""
+    A gradient that has gone to the drive leaves a StoredGradient in p.grad, through which torch
+    adds to it, clips and zeroes it: what is in p.grad decides whether there is one. Nothing but the
+    gradient at hand and the buffers is in memory."""
 
     def __init__(self):
         self._optimizer = None
-        self._numbers = {}  # param -> its part of the keys
-        self._norms = {}  # param -> 2-norm of its stored gradient; those that have one
-        self._scales = {}  # param -> what clipping has asked for, each time
-        self._zeroed = set()  # params whose stored gradient counts as zero
-        self._stepped = set()  # params that were stepped with their stored gradient
-        self._warned = False
+        self._params = []
+        self._numbers = {}  # param -> its number, a part of its keys
+        self._entries = {}  # param -> its gradient on the drive
         self._hooks = []
-        self._writes = []
-        self._failed = None  # why the gradients are not complete
+        self._writes = []  # (entry, operation)
 
     def attach(self, optimizer):
         self._optimizer = weakref.ref(optimizer)
@@ -54,18 +122,28 @@ class GradientStore:
                 own._take(param)
 
         for param in params:
-            self._numbers.setdefault(param, len(self._numbers))
+            self._numbers[param] = len(self._params)
+            self._params.append(param)
             if param.requires_grad:  # collect() takes those of a parameter that is thawed later
                 self._hooks.append(param.register_post_accumulate_grad_hook(take))
 
-    def detach(self):
+    def close(self):
+        """Takes no more. What is on the drive goes with the optimizer, and from p.grad."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        for param, entry in self._entries.items():
+            entry.gone = True
+            if entry_of(param.grad) is entry:
+                param.grad = None
+        self._entries = {}
 
     @property
     def _space(self):
         return self._optimizer()._space
+
+    def _shards(self, param):
+        return self._optimizer()._shards[param]
 
     def _key(self, shard):
         return f"gradient/{self._numbers[shard.param]}/{shard.begin}"
@@ -74,158 +152,167 @@ class GradientStore:
         return (shard.end - shard.begin) * shard.param.dtype.itemsize
 
     def __len__(self):
-        return len(self._norms)
+        return sum(self._current(param) is not None for param in self._entries)
 
-    @property
-    def failed(self):
-        return self._failed is not None
+    def _current(self, param):
+        """The entry of what is in p.grad, if that is here."""
+        entry = self._entries.get(param)
+        return entry if entry is not None and entry_of(param.grad) is entry else None
 
     def has(self, shard):
-        return shard.param in self._norms
+        return self._current(shard.param) is not None
+
+    # --- to the drive ---
 
     def collect(self):
         """Takes what is in memory still, because no hook has seen it, and waits for all writes."""
-        for param in self._numbers:
+        for param in self._params:
             if param.grad is not None:
                 self._take(param)
-        for operation in self._writes:
+        for param in [param for param in self._entries if self._current(param) is None]:
+            self._forget(param)
+        self._settle(set(self._entries.values()))
+
+    def _settle(self, entries):
+        """Waits until these gradients are written; raises if one is not complete."""
+        self.end_writes(entries)
+        failed = next((entry.failed for entry in entries if entry.failed is not None), None)
+        if failed is not None:
+            raise RuntimeError(
+                f"a gradient could not be written ({failed!r}); parameters and states are as they "
+                "were: zero_grad() and compute the gradients again"
+            ) from failed
+
+    def end_writes(self, entries=()):
+        """Waits for the writes of these, and lets go of others that are done."""
+        going_on = []
+        for entry, operation in self._writes:
+            if entry not in entries and not operation.done():
+                going_on.append((entry, operation))
+                continue
             try:
                 operation.wait()
             except OSError as error:
-                self._failed = self._failed or error
-        self._writes = []
-        if self._failed is not None:
-            raise RuntimeError(
-                f"a gradient could not be written ({self._failed!r}); parameters and states are as "
-                "they were: zero_grad() and compute the gradients again"
-            ) from self._failed
+                entry.failed = entry.failed or error
+        self._writes = going_on  # not before: Ctrl-C must not lose one that has failed
 
     @torch.no_grad()
     @letting_go()
     def _take(self, param):
+        shards = self._shards(param)
+        if not shards or self._current(param) is not None:  # it has no elements, or is there
+            return
         if param.grad.layout != torch.strided:
             raise RuntimeError("gradients must be dense to go to the drive")
         gradient = local(param.grad)
-        shards = self._optimizer()._shards[param]
-        if not shards:  # it has no elements
-            return
-        whole = flat_as(gradient, shards[0].stride)
-        try:
-            if param in self._norms and param not in self._zeroed:
-                self._warn_of_old_gradients(param)
-                for shard in shards:
-                    whole[shard.begin : shard.end].add_(self._fetch(shard).to(whole.device))
-            self._scales.pop(param, None)
-            self._zeroed.discard(param)
-            self._norms[param] = norm_of(whole)
-            for shard in shards:
-                self._put(shard, whole[shard.begin : shard.end])
-        except BaseException as error:
-            self._failed = error
-            raise
-        # Those that have failed are asked by collect().
-        self._writes = [w for w in self._writes if not w.done() or w.exception() is not None]
-        nbytes = gradient.nbytes
-        param.grad = gradient = whole = None
-        note_freed(nbytes)
-
-    def stepped(self):
-        """Notes that the optimizer has stepped with what is stored."""
-        self._stepped = set(self._norms)
-
-    def _warn_of_old_gradients(self, param):
-        if param in self._stepped and not self._warned:
-            self._warned = True
-            _log.warning(
-                "a gradient is added to the one on the drive that has been stepped already; if it "
-                "should not be, call zero_grad() of the optimizer: that of the model does not "
-                "reach gradients on the drive"
+        if isinstance(gradient, StoredGradient):  # of another parameter, or of another optimizer
+            gradient = gradient.clone()
+        if gradient.size() != shards[0].size or gradient.dtype != param.dtype:
+            raise RuntimeError(
+                f"a gradient, {gradient.dtype} of {tuple(gradient.size())}, is not like its "
+                f"parameter, {param.dtype} of {tuple(shards[0].size)}: it cannot go to the drive; "
+                "leave offload_gradients out"
             )
+        self._forget(param)
+        entry = Entry(self, self._numbers[param], shards[0], gradient.device)
+        self._entries[param] = entry
+        self.save(entry, gradient)
+        nbytes = gradient.nbytes
+        param.grad = distributed_like(StoredGradient(entry), param)
+        gradient = None
+        note_freed(nbytes)
 
     # Each buffer is let go of before the next is taken: there may be but one.
 
-    def _put(self, shard, gradient):
-        memory = self._take_buffer(shard)
-        memory[: self._nbytes(shard)].view(gradient.dtype).copy_(gradient)
-        self._writes.append(self._space.put(self._key(shard), memory))
+    @torch.no_grad()
+    @letting_go()
+    def save(self, entry, values):
+        """Writes a gradient in the place of what was there."""
+        self.end_writes([entry])
+        whole = flat_as(values, entry.stride)
+        try:
+            entry.norm = norm_of(whole)
+            for shard in self._shards(self._params[entry.number]):
+                memory = self._take_buffer(shard)
+                self._part(shard, memory).copy_(whole[shard.begin : shard.end])
+                self._put(shard, memory)
+                memory = None
+        except BaseException as error:
+            entry.failed = error
+            raise
+        entry.changes, entry.zeroed, entry.failed = [], False, None
 
-    def _fetch(self, shard):
-        memory = self._take_buffer(shard)
-        self.read(shard, memory).wait()
-        return self.result(shard, memory)
+    @torch.no_grad()
+    @letting_go()
+    def add(self, entry, values):
+        """Adds to what is there, a piece at a time. Its norm is not known then."""
+        self._settle([entry])
+        whole = flat_as(values, entry.stride)
+        try:
+            entry.norm = None
+            for shard in self._shards(self._params[entry.number]):
+                memory = self._fetch(shard)
+                added = whole[shard.begin : shard.end]
+                self.result(shard, memory).add_(added.to(memory.device))
+                self._put(shard, memory)
+                memory = None
+        except BaseException as error:
+            entry.failed = error
+            raise
+        entry.changes, entry.zeroed = [], False
+        note_freed(values.nbytes)  # soon: backward has it still
+
+    def _put(self, shard, memory):
+        operation = self._space.put(self._key(shard), memory)
+        self._writes.append((self._entries[shard.param], operation))
 
     def _take_buffer(self, shard):
         buffer = self._space.take(page_up(self._nbytes(shard)))
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
-    def read(self, shard, room):
-        """Starts to read the gradient of a shard into a part of a buffer."""
-        return self._space.get(self._key(shard), room[: page_up(self._nbytes(shard))])
+    def _part(self, shard, memory):
+        return memory[: self._nbytes(shard)].view(shard.param.dtype)
 
-    def result(self, shard, room):
-        """What read() has brought, scaled as clipping has asked."""
-        gradient = room[: self._nbytes(shard)].view(shard.param.dtype)
-        if shard.param in self._zeroed:
-            return gradient.zero_()
-        for scale in self._scales.get(shard.param, ()):
-            gradient.mul_(scale.to(gradient.device))
-        return gradient
+    # --- and back ---
 
     @torch.no_grad()
     @letting_go()
-    def clip(self, max_norm, norm_type):
-        self.collect()
-        if not self._norms:
-            return torch.tensor(0.0)
-        # As torch does it: each norm in the dtype of its gradient.
-        norms = [self._norm(p, norm_type).to(p.dtype) for p in self._in_order()]
-        norms = [norm.to(norms[0].device) for norm in norms]
-        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        scale = clip_scale(total, max_norm)
-        for param in self._norms:
-            self._scales.setdefault(param, []).append(scale)
-        return total
+    def load(self, entry):
+        """A gradient as a whole, in memory of its own."""
+        self._settle([entry])
+        shards = self._shards(self._params[entry.number])
+        elements = torch.empty(shards[-1].end, dtype=entry.dtype, device=entry.device)
+        note_freed(elements.nbytes)  # those of the one that was loaded before
+        for shard in shards:
+            elements[shard.begin : shard.end] = self.result(shard, self._fetch(shard))
+        return elements.as_strided(entry.size, entry.stride)
 
-    def total_norm(self):
-        """Of all gradients together."""
-        norms = [self._norm(p, 2.0) for p in self._in_order()]
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
+    def _fetch(self, shard):
+        memory = self._take_buffer(shard)
+        for operation in self.read(shard, memory):
+            operation.wait()
+        return memory
 
-    def _in_order(self):
-        """Parameters that have a gradient, in their order: backward brings them in another, and
-        sums depend on it."""
-        params = [param for param in self._numbers if param in self._norms]
-        if any(hasattr(param, "to_local") for param in params):
-            raise NotImplementedError(
-                "the norm of gradients on the drive is not known where parameters are distributed: "
-                "leave offload_gradients out to clip them"
-            )
-        return params
+    def read(self, shard, room):
+        """Starts to read the gradient of a shard into a part of a buffer. Returns operations."""
+        if self._entries[shard.param].zeroed:
+            return []
+        return [self._space.get(self._key(shard), room[: page_up(self._nbytes(shard))])]
 
-    def _norm(self, param, norm_type):
-        if norm_type == 2.0 and param not in self._scales:
-            return self._norms[param]
-        gradient = torch.empty(
-            local(param).numel(), dtype=param.dtype, device=local(param).device
-        )
-        for shard in self._optimizer()._shards[param]:
-            gradient[shard.begin : shard.end] = self._fetch(shard)
-        return norm_of(gradient, norm_type)
+    def result(self, shard, room):
+        """What read() has brought, with what has been done to the gradient since."""
+        return self._entries[shard.param].apply_changes(self._part(shard, room))
 
-    def zero(self):
-        """Makes all gradients zero, as zero_grad(set_to_none=False) does."""
-        self._zeroed = set(self._norms)
-        self._norms = {param: torch.zeros_like(norm) for param, norm in self._norms.items()}
-        self._scales = {}
+    def _forget(self, param):
+        entry = self._entries.get(param)
+        if entry is None:
+            return
+        entry.gone = True
+        for shard in self._shards(param):
+            self._space.drop(self._key(shard))
+        del self._entries[param]
 
     def drop(self):
-        """Forgets all gradients, as zero_grad() does."""
-        for param in self._norms:
-            for shard in self._optimizer()._shards[param]:
-                self._space.drop(self._key(shard))
-        self._norms = {}
-        self._scales = {}
-        self._zeroed = set()
-        self._stepped = set()
-        self._writes = []
-        self._failed = None
+        """Forgets all gradients, when zero_grad() has taken them out of p.grad."""
+        for param in list(self._entries):
+            self._forget(param)

@@ -272,17 +272,13 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             self._loss_scale.update(overflow)
         return None
 
-    def _in_memory(self):
+    def _in_groups(self):
         params = [param for group in self.param_groups for param in group["params"]]
         return [param.grad for param in params if param.grad is not None]
 
     def _norm(self):
         """Of all gradients as they are."""
-        stored = getattr(self.optimizer, "_gradients", None)
-        if stored is not None:
-            stored.collect()
-            return stored.total_norm()
-        norms = [norm_of(gradient) for gradient in self._in_memory()]
+        norms = [norm_of(gradient) for gradient in self._in_groups()]
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
 
     def _step_scaled(self, scale):
@@ -291,7 +287,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         elif isinstance(self.optimizer, (optim.Offloaded, MasterWeights)):
             self.optimizer.step(gradient_scale=scale)
         else:
-            torch._foreach_mul_(self._in_memory(), scale)
+            torch._foreach_mul_(self._in_groups(), scale)
             self.optimizer.step()
 
     def zero_grad(self, set_to_none=True):

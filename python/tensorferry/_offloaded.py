@@ -226,8 +226,6 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._gradient_scale = gradient_scale
         with span("optimizer step"):
             self._step_all()
-        if self._gradients is not None:
-            self._gradients.stepped()
         return loss
 
     def _step_all(self):
@@ -277,16 +275,11 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             loads.append(load)
 
     def _active(self, group):
-        active = [shard for shard in group.shards if self._has_gradient(shard)]
+        active = [shard for shard in group.shards if shard.param.grad is not None]
         for shard in active:
             if _homes.home_of(shard.param) is None:
                 shard.check_layout()
         return active
-
-    def _has_gradient(self, shard):
-        if shard.param.grad is not None:
-            return True
-        return self._gradients is not None and self._gradients.has(shard)
 
     def _begin(self, group, active, behind):
         """Takes a buffer and starts to fill it. None where there is no room before the load
@@ -320,7 +313,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             for shard, room in gradients.items():
                 load.gradients[shard] = memory[room]
                 if self._is_stored(shard):
-                    load.operations.append(self._gradients.read(shard, memory[room]))
+                    load.operations += self._gradients.read(shard, memory[room])
         for shard, room in homes.items():  # copied, where they are in memory, by who computes
             load.homes[shard] = memory[room]
             if not (shard.master and shard in known) or shard.param in self._edited:
@@ -359,14 +352,17 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         return contextlib.nullcontext() if room is None else room.reading()
 
     def _is_stored(self, shard):
-        return self._gradients is not None and shard.param.grad is None
+        return self._gradients is not None and self._gradients.has(shard)
 
     def _gradient(self, load, shard):
         """The gradient of a shard, in the dtype that is stepped."""
         if self._is_stored(shard):
             gradient = shard.shaped(self._gradients.result(shard, load.gradients[shard]))
         elif shard.param.grad.layout == torch.strided:
-            gradient = shard.cut_like(shard.param.grad)
+            gradient = shard.param.grad
+            if _gradients.entry_of(gradient) is not None:  # it is with another optimizer
+                gradient = gradient.clone()
+            gradient = shard.cut_like(gradient)
         else:
             raise RuntimeError("gradients must be dense to be stepped with states on NVMe")
         if gradient.dtype != shard.dtype:
@@ -542,20 +538,14 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none)
-        if self._gradients is None or self._space.closed:
-            return
-        if set_to_none or self._gradients.failed:
+        if set_to_none and self._gradients is not None and not self._space.closed:
             self._gradients.drop()
-        else:
-            self._gradients.zero()
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """As torch.nn.utils.clip_grad_norm_() over all parameters, also where the gradients are on
-        the drive: there they are scaled when the step reads them. Returns the norm."""
-        if self._gradients is None:
-            params = [param for group in self.param_groups for param in group["params"]]
-            return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
-        return self._gradients.clip(float(max_norm), float(norm_type))
+        """torch.nn.utils.clip_grad_norm_() over all parameters. Gradients on the drive are scaled
+        when the step reads them. Returns the norm."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
 
     # --- life ---
 
@@ -568,7 +558,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         if self._space is None or self._space.closed:
             return
         if self._gradients is not None:
-            self._gradients.detach()
+            self._gradients.close()
         try:
             self._settle()
         finally:

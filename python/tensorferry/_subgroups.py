@@ -62,6 +62,22 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def distributed_like(tensor, param):
+    """What this rank has, distributed as the parameter is; of any other parameter as it is."""
+    if not hasattr(param, "to_local") or tensor.shape != param.to_local().shape:
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        tensor,
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )
+
+
 def is_dense(tensor):
     """Whether its elements fill a stretch of memory, in whichever order."""
     by_stride = sorted((tensor.stride(i), tensor.size(i), i) for i in range(tensor.dim()))

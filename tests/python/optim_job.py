@@ -1,7 +1,9 @@
 """A rank of a training with torch's DistributedDataParallel or FSDP2. Prints a digest of the
 parameters after each step, and at the end its own directory.
 
-python optim_job.py (ddp|fsdp) (torch|tensorferry) DIRECTORY
+python optim_job.py (ddp|fsdp) (torch|tensorferry|gradients) DIRECTORY
+
+gradients: with those on the drive too.
 """
 
 import hashlib
@@ -10,10 +12,12 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import tensorferry.optim
+from tensorferry._stored_gradient import entry_of
 from training import loss_of, small_model
 
 
@@ -25,23 +29,29 @@ def digest(model):
     return sums.hexdigest()
 
 
-def check_gradients_on_the_drive(model, directory):
-    """Those of distributed parameters are stepped, but their norm is not known on one rank."""
-    optimizer = tensorferry.optim.AdamW(
-        model.parameters(), nvme_path=directory, offload_gradients=True
-    )
-    loss_of(model, 0).backward()
-    assert all(param.grad is None for param in model.parameters())
-    try:
-        optimizer.clip_grad_norm_(1.0)
-    except NotImplementedError:
-        pass
-    else:
-        raise AssertionError("a norm of one rank passed for that of all")
-    before = digest(model)
-    optimizer.step()
-    assert digest(model) != before
-    optimizer.close()
+def check_gradients_in_buckets_are_refused(directory):
+    """DistributedDataParallel keeps them in memory; made before or after the optimizer."""
+
+    def optimizer_of(model):
+        return tensorferry.optim.AdamW(
+            model.parameters(), nvme_path=directory, offload_gradients=True
+        )
+
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, None):
+        for ddp_first in (True, False):
+            model = small_model()
+            optimizer = None if ddp_first else optimizer_of(model)
+            wrapped = DistributedDataParallel(model, **(options or {}))
+            if options is None:
+                wrapped.register_comm_hook(None, allreduce_hook)
+            optimizer = optimizer or optimizer_of(model)
+            try:
+                loss_of(wrapped, dist.get_rank()).backward()
+            except RuntimeError as error:
+                print("refused", error, flush=True)
+            else:
+                raise AssertionError(f"gradients of one rank passed for those of all: {options}")
+            optimizer.close()
 
 
 def check_masters_in_memory():
@@ -77,25 +87,31 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
     else:
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=0.02, nvme_path=directory, buffer_count=1, buffer_bytes=1
+            model.parameters(), lr=0.02, nvme_path=directory, buffer_count=1, buffer_bytes=1,
+            offload_gradients=whose == "gradients",
         )
+    norm = 0
     for step in range(10):
         optimizer.zero_grad()
-        loss_of(model, 10 * step + dist.get_rank()).backward()
+        for micro in range(1 + step % 3):
+            loss_of(model, 100 * step + 10 * micro + dist.get_rank()).backward()
+        assert whose != "gradients" or all(entry_of(p.grad) for p in model.parameters())
         if step % 2:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         optimizer.step()
         if step == 5:
             optimizer.load_state_dict(optimizer.state_dict())
-        print(step, digest(model), flush=True)
+        print(step, digest(model), float(norm), flush=True)
     if whose != "torch":
         print("directory", *optimizer._space.directories, flush=True)
     dist.barrier()
     if whose == "torch":
         os._exit(0)  # how torch ends is not what is tested
     optimizer.close()
-    if kind == "fsdp":
-        check_gradients_on_the_drive(model, directory)
+    if whose == "gradients":
+        check_gradients_in_buckets_are_refused(directory)
+    elif kind == "fsdp":
         check_masters_in_memory()
     dist.destroy_process_group()
 

@@ -54,3 +54,16 @@ def test_ranks_get_the_numbers_of_torch(tmp_path, kind):
     assert own[0] != own[1] and all("tensorferry-swap" in line for line in own)
     assert ".0." in own[0] and ".1." in own[1]
     assert os.listdir(next(tmp_path.iterdir())) == []
+
+
+def test_gradients_on_the_drive_of_ranks_are_those_of_torch_or_refused(tmp_path):
+    """FSDP2 shards them; DistributedDataParallel has them all in memory."""
+    expected = run_ranks("fsdp", "torch", tmp_path)
+    got = run_ranks("fsdp", "gradients", tmp_path)
+    for rank in range(2):
+        assert len(got[rank][0]) == 10
+        assert got[rank][0] == expected[rank][0]
+        refused = [line for line in got[rank][1] if line.startswith("refused")]
+        assert len(refused) == 8
+        for line in refused:
+            assert "DistributedDataParallel" in line and "FSDP2" in line

@@ -160,3 +160,41 @@ def test_a_model_without_memory_starts_as_transformers_says(tmp_path):
         with weights.gather(model.transformer.h[1].ln_1) as norm:
             assert norm.weight.eq(1).all() and norm.bias.eq(0).all()
         assert model(tokens(1, 1, 9)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("weights_too", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_trainer_clips_gradients_on_the_drive(tmp_path, weights_too, accumulate):
+    """With its default max_grad_norm, against the same run in memory."""
+    pytest.importorskip("accelerate")
+
+    def train(model, optimizer):
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path / "trainer", use_cpu=True, max_steps=5, logging_steps=1,
+            per_device_train_batch_size=2, gradient_accumulation_steps=accumulate,
+            save_strategy="no", report_to=[], disable_tqdm=True, seed=3,
+        )
+        assert arguments.max_grad_norm == 1.0
+        words = tokens(1, 40, 12)
+        trainer = transformers.Trainer(
+            model, arguments, optimizers=(optimizer, None),
+            train_dataset=[{"input_ids": row, "labels": row} for row in words],
+        )
+        trainer.train()
+        return [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e]
+
+    model, other = make("llama"), make("llama")
+    for one in (model, other):
+        with torch.no_grad():  # so that there is something to clip
+            one.lm_head.weight.mul_(20)
+    expected = train(other, torch.optim.AdamW(other.parameters(), lr=1e-3, fused=True))
+    with offloaded(model, tmp_path) if weights_too else contextlib.nullcontext():
+        optimizer = tensorferry.optim.AdamW(
+            model.parameters(), lr=1e-3, nvme_path=tmp_path, offload_gradients=True,
+            buffer_bytes=1 << 20,
+        )
+        assert train(model, optimizer) == expected
+        mine, wanted = model.state_dict(), other.state_dict()
+        assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+        optimizer.close()
+    assert len(expected) == 5 and all(norm > 1.0 for _, norm in expected)

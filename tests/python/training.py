@@ -5,6 +5,7 @@ import copy
 import torch
 
 import tensorferry.optim
+from tensorferry._stored_gradient import StoredGradient
 
 MiB = 1 << 20
 
@@ -61,6 +62,19 @@ def give_gradients(step, *sides, skip=()):
                 param.grad = gradient
             else:
                 param.grad = torch.empty_like(param).copy_(gradient)
+
+
+def compute_gradients(step, *sides):
+    """The same gradients to the parameters of each side, as a backward pass brings them."""
+    for params in sides:
+        generator = torch.Generator().manual_seed(1000 + step)
+        factors = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in params]
+        sum((param * factor).sum() for param, factor in zip(params, factors)).backward()
+
+
+def on_drive(param):
+    """Whether offload_gradients has taken its gradient."""
+    return isinstance(param.grad, StoredGradient)
 
 
 def assert_same(ours, theirs, when=""):
