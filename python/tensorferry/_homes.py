@@ -5,6 +5,7 @@ import weakref
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from ._mapped_weight import MappedWeight
 from ._subgroups import CUT, check_dense, page_up
 
 # Parameters are cut into tensors of about this many elements on the drive, so that an optimizer can
@@ -158,7 +159,7 @@ class Home:
     def view(self):
         """The values as they are on the drive, mapped: the same tensor for all that share them."""
         if (mapped := self._mapped()) is None:
-            mapped = self._view()
+            mapped = MappedWeight(self._view())
             self._mapped = weakref.ref(mapped)
         return mapped
 
