@@ -166,7 +166,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   SwapSpace(const SwapOptions& options, const swap::Seams& seams);
 
  private:
-  std::unique_ptr<swap::Space> space_;
+  std::shared_ptr<swap::Space> space_;
 };
 
 }  // namespace tensorferry

@@ -55,7 +55,9 @@ class Conductor {
                            OpenReads reads) noexcept;
   void cancel_all() noexcept;
   // What was lost and nobody has been told, if anything.
-  [[nodiscard]] std::optional<Error> take_lost() { return ledger_->take_lost(); }
+  [[nodiscard]] std::optional<Error> take_lost() {
+    return generation_ == os::fork_generation() ? ledger_->take_lost() : std::nullopt;
+  }
 
   [[nodiscard]] const HandleOptions& options() const noexcept { return options_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }

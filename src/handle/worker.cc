@@ -83,6 +83,7 @@ Status Worker::start() {
                   .hint = "the system has no thread left; use fewer workers or raise ulimit -u"});
   }
   thread_ = std::move(*thread);
+  id_ = thread_.get_id();
   return Nothing{};
 }
 

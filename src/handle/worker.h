@@ -34,7 +34,7 @@ class Worker {
   // Leaves the thread to itself.
   void detach();
   [[nodiscard]] bool is_this_thread() const noexcept {
-    return thread_.get_id() == std::this_thread::get_id();
+    return id_ == std::this_thread::get_id();
   }
   void wake() noexcept { engine_->wake(); }
   [[nodiscard]] double cpu_seconds();
@@ -139,6 +139,7 @@ class Worker {
   std::size_t slot_bytes_under_way_ = 0;  // of flights that count for the cache
 
   std::thread thread_;
+  std::thread::id id_;  // also of one that is left to itself
   std::atomic<double> cpu_seconds_at_end_{0};
 };
 

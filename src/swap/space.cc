@@ -59,11 +59,14 @@ Space::Space(const SwapOptions& options, const Seams& seams)
       store_(
           Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
       arena_(Arena::make(options.buffer_bytes, options.memory)),
-      handle_(std::make_unique<Handle>(handle::make_handle(handle_options(options), seams.parts))) {
-}
+      handle_(handle::make_handle(handle_options(options), seams.parts)) {}
 
-Space::~Space() {
-  handle_.reset();
+void Space::close() noexcept {
+  handle_.cancel_all();  // the files go, and what is written to them with them
+  try {
+    handle_.close();
+  } catch (const Error&) {  // nobody will read it
+  }
   store_->remove_directories();
 }
 
@@ -90,7 +93,7 @@ Space::Entry& Space::find(std::string_view key, const char* operation) {
   return found->second;
 }
 
-Operation Space::nothing_to_do() { return handle_->read({}, store_->file(0), 0); }
+Operation Space::nothing_to_do() { return handle_.read({}, store_->file(0), 0); }
 
 Operation Space::put(std::string_view key, std::span<const std::byte> memory, CudaStream stream) {
   check_generation();
@@ -121,11 +124,12 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   }
   try {
     Operation operation =
-        transfers.empty() ? nothing_to_do() : handle_->write_many(transfers, Durability::none);
+        transfers.empty() ? nothing_to_do() : handle_.write_many(transfers, Durability::none);
     handle::Transfer* const transfer = &operation.transfer();
-    transfer->before_done([this, name, version, transfer](handle::Outcome outcome) {
-      written(name, version, outcome, transfer);
-    });
+    transfer->before_done(
+        [self = shared_from_this(), name, version, transfer](handle::Outcome outcome) {
+          self->written(name, version, outcome, transfer);
+        });
     return operation;
   } catch (...) {
     written(name, version, handle::Outcome::failed, nullptr);
@@ -186,7 +190,7 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
                          stretch.file_offset, stream});
   }
   if (transfers.empty()) return nothing_to_do();
-  Operation operation = handle_->read_many(transfers);
+  Operation operation = handle_.read_many(transfers);
   operation.when_done([version, lease] {});  // both stay until then
   return operation;
 }
@@ -421,7 +425,7 @@ std::optional<std::uint64_t> Space::size(std::string_view key) const {
 }
 
 SwapStats Space::stats() const {
-  const Stats moved = handle_->stats();
+  const Stats moved = handle_.stats();
   SwapStats now;
   {
     const std::lock_guard lock(mutex_);

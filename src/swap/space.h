@@ -28,13 +28,17 @@ struct Seams {
   handle::Parts parts;
 };
 
-// Behind every SwapSpace stands one. Thread-safe.
-class Space {
+// Behind every SwapSpace stands one. Thread-safe. Writes under way hold it: one that is ended in a
+// callback of its own worker outlives its SwapSpace until they have ended.
+class Space : public std::enable_shared_from_this<Space> {
  public:
   Space(const SwapOptions& options, const Seams& seams);  // throws Error, as SwapSpace does
-  ~Space();
+  ~Space() = default;
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
+
+  // Cancels what is in flight and removes the files.
+  void close() noexcept;
 
   Operation put(std::string_view key, std::span<const std::byte> memory, CudaStream stream = {});
   Operation get(std::string_view key, std::span<std::byte> memory, std::uint64_t offset,
@@ -50,7 +54,7 @@ class Space {
   void reserve(std::uint64_t bytes);
   [[nodiscard]] SwapStats stats() const;
   [[nodiscard]] const Store& store() const noexcept { return *store_; }
-  [[nodiscard]] const Handle& handle() const noexcept { return *handle_; }
+  [[nodiscard]] const Handle& handle() const noexcept { return handle_; }
 
  private:
   // What a tensor was from one put to the next. Readers hold it as long as they read its place.
@@ -110,7 +114,7 @@ class Space {
   std::map<std::uint64_t, std::string> prefetch_order_;  // number -> key, oldest first
   SwapStats counts_;
 
-  std::unique_ptr<Handle> handle_;  // last: its end waits for the operations that use the rest
+  Handle handle_;  // last: its end waits for the operations that use the rest
 };
 
 }  // namespace tensorferry::swap

@@ -25,10 +25,19 @@ bool in_swap_buffer(std::span<const std::byte> memory) {
 
 SwapSpace::SwapSpace(const SwapOptions& options) : SwapSpace(options, swap::Seams{}) {}
 SwapSpace::SwapSpace(const SwapOptions& options, const swap::Seams& seams)
-    : space_(std::make_unique<swap::Space>(options, seams)) {}
-SwapSpace::~SwapSpace() = default;
+    : space_(std::make_shared<swap::Space>(options, seams)) {}
+
+SwapSpace::~SwapSpace() {
+  if (space_ != nullptr) space_->close();
+}
+
 SwapSpace::SwapSpace(SwapSpace&&) noexcept = default;
-SwapSpace& SwapSpace::operator=(SwapSpace&&) noexcept = default;
+
+SwapSpace& SwapSpace::operator=(SwapSpace&& other) noexcept {
+  SwapSpace taken(std::move(other));
+  std::swap(space_, taken.space_);
+  return *this;
+}
 
 Operation SwapSpace::put(std::string_view key, std::span<const std::byte> memory,
                          CudaStream stream) {

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -152,6 +154,37 @@ TEST_F(SwapSpaceTest, a_pending_write_is_read_from_its_memory) {
   EXPECT_EQ(space.stats().read_bytes, 0U);
   gate.open();
   put.wait();
+}
+
+TEST_F(SwapSpaceTest, that_ends_gives_up_its_writes) {
+  Gate gate;
+  Memory memory(2 * MiB);
+  std::optional<Operation> put;
+  {
+    SwapSpace space = gated(gate);
+    put.emplace(space.put("t", memory.bytes()));
+    ASSERT_TRUE(gate.holds(1));
+  }
+  EXPECT_TRUE(put->done());
+  EXPECT_EQ(outcome_code(*put), ECANCELED);
+  EXPECT_NE(put->error()->hint().find("cancelled by the caller"), std::string::npos)
+      << put->error()->what();
+}
+
+TEST_F(SwapSpaceTest, may_end_in_a_callback_of_its_own) {
+  Memory memory(2 * MiB);
+  for (int round = 0; round < 20; ++round) {
+    auto space = std::make_shared<SwapSpace>(options());
+    const Operation first = space->put("a", memory.bytes());
+    const Operation second = space->put("b", memory.bytes());
+    std::atomic<bool> told{false};
+    first.when_done([&told, space] { told = true; });
+    space.reset();
+    while (!told) std::this_thread::yield();
+    EXPECT_EQ(outcome_code(first), 0);
+    const int code = outcome_code(second);
+    EXPECT_TRUE(code == 0 || code == ECANCELED) << code;
+  }
 }
 
 // After the write is done its memory is the user's again.
