@@ -63,7 +63,7 @@ int asked(const char* function) {
   const char* text = std::getenv("FAKE_CUDA");
   const char* found = text != nullptr ? std::strstr(text, function) : nullptr;
   if (found == nullptr || found[std::strlen(function)] != '=') return 0;
-  return std::atoi(found + std::strlen(function) + 1);
+  return static_cast<int>(std::strtol(found + std::strlen(function) + 1, nullptr, 10));
 }
 
 int answer(const char* function) {
@@ -112,6 +112,7 @@ FAKE cuDevicePrimaryCtxRetain(void** context, int) {
 FAKE cuCtxPushCurrent_v2(void*) { return answer("cuCtxPushCurrent_v2"); }
 FAKE cuCtxPopCurrent_v2(void**) { return answer("cuCtxPopCurrent_v2"); }
 
+// NOLINTNEXTLINE(readability-non-const-parameter): as the driver has it
 FAKE cuPointerGetAttributes(unsigned count, int* attributes, void** values,
                             unsigned long long address) {
   const bool ours = address >= memory_begin && address < memory_begin + memory_bytes;
