@@ -64,7 +64,7 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 		$(PYTEST) -ra tests/python || failed=1; \
 		exit $$failed
 
-soak: ## The long versions of the fault tests
+soak: ## The long versions of the tests of faults and lifetimes (a quarter of an hour)
 	@$(SETUP) packages build test
 	@$(SETUP) venv test
 	@$(build_all)
