@@ -176,7 +176,8 @@ Json read_json(const std::string& path) {
   } catch (const Json::parse_error& error) {
     const std::string_view why = error.what();  // "[json.exception...] parse error at line ..."
     const std::size_t tag = why.find("] ");
-    throw failure("read", path, EBADMSG, std::string(tag == why.npos ? why : why.substr(tag + 2)));
+    throw failure("read", path, EBADMSG,
+                  std::string(tag == std::string_view::npos ? why : why.substr(tag + 2)));
   }
 }
 
