@@ -1,5 +1,6 @@
 """Where the values of a parameter are, when they are not in memory."""
 
+import copy
 import weakref
 
 import torch
@@ -18,6 +19,50 @@ _homes = WeakTensorKeyDictionary()
 def home_of(param):
     """The Home of a parameter whose values are on the drive; None where they are in memory."""
     return _homes.get(param)
+
+
+class OlderValues(RuntimeError):
+    """The drive has values from before a write that failed."""
+
+
+class _NeverBegun:
+    """Stands for a write that could not even begin."""
+
+    def __init__(self, error):
+        # Without the frames that it comes from.
+        self._error = copy.copy(error) if isinstance(error, OSError) else OlderValues(repr(error))
+
+    def wait(self):
+        raise copy.copy(self._error)
+
+
+class Reading:
+    """A read of what the last write has put. Where that has failed, so does this."""
+
+    def __init__(self, home, operation, put):
+        self._home = home
+        self._put = put
+        self.operation = operation
+
+    def done(self):
+        return self.operation.done()
+
+    def cancel(self):
+        self.operation.cancel()
+
+    def wait(self):
+        # What is on its way to the drive comes from the memory it is written from, and no bytes
+        # move: it is right, whatever becomes of the write.
+        if self.operation.wait() == 0 or self._put is None:
+            return
+        try:
+            self._put.wait()
+        except (OSError, OlderValues) as error:
+            raise OlderValues(
+                f"a weight of {tuple(self._home.size)} could not be written ({error}), and the "
+                "drive has an older one: load a checkpoint, with load_state_dict() of the model "
+                "and of the optimizer"
+            ) from error
 
 
 class Home:
@@ -131,9 +176,14 @@ class Home:
         if (memory := self.unit.settled_memory()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]
+            self.unit.check_newest(self)
             room[: here.numel()].copy_(here)
             return []
-        return [self.space.get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+        return [self.get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    def get(self, key, room):
+        """Starts to read one of its tensors."""
+        return Reading(self, self.space.get(key, room), self._puts.get(key))
 
     def write(self, room, begin=0, end=None):
         """Starts to write them. Returns operations."""
@@ -153,7 +203,11 @@ class Home:
     def put(self, key, piece):
         """Starts to write one of its tensors."""
         self._mapped = lambda: None
-        self._puts[key] = self.space.put(key, piece)
+        try:
+            self._puts[key] = self.space.put(key, piece)
+        except BaseException as error:
+            self._puts[key] = _NeverBegun(error)
+            raise
         return self._puts[key]
 
     def view(self):

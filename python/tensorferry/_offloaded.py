@@ -32,7 +32,8 @@ class _Load:
 
     def coming(self):
         """An operation that is not done yet."""
-        return next((op for op in self.operations if not op.done()), None)
+        coming = next((op for op in self.operations if not op.done()), None)
+        return getattr(coming, "operation", coming)
 
     def values(self, shard):
         if shard not in self.homes:
@@ -46,7 +47,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
 
     `nvme_path` is a directory on the drive, or several on several drives. `pipeline_write=True`
     lets the last writes of a step go on behind the next forward pass; if one fails, the next step
-    says so. `offload_gradients=True` moves each gradient to the drive as soon as it is there.
+    says so, and so does a forward pass that needs what was not written. `offload_gradients=True`
+    moves each gradient to the drive as soon as it is there; p.grad then stands for it.
     `master_weights=True` keeps copies in fp32, on the drive, of parameters in bf16 and fp16 and
     steps those. `fast_init=False` takes the room on the drive now rather than at the first step.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._homes import Home
+from ._homes import Home, OlderValues
 from ._subgroups import page_up
 from ._tracing import span
 
@@ -28,7 +28,8 @@ class Unit:
         self.nbytes = 0
         self.memory = None  # while it is there, or on its way
         self.beyond = False  # is that memory beyond the limit?
-        self.operations = []  # that bring it
+        self.operations = []  # (home, operation) that bring it
+        self._older = {}  # home -> how it failed to be written, where its memory has older values
         self.writes = []  # of what its memory holds, until they are known to be good
         self.failure = None  # of a write that could not even begin
         self.users = 0
@@ -54,16 +55,26 @@ class Unit:
         return self.memory
 
     def is_settled(self):
-        return all(operation.done() for operation in self.operations)
+        return all(operation.done() for _, operation in self.operations)
 
     def wait(self):
         try:
-            for operation in self.operations:
-                operation.wait()
+            for home, operation in self.operations:
+                try:
+                    operation.wait()
+                except OlderValues as error:
+                    self._older[home] = error.with_traceback(None)
         except BaseException:
             self.forget()
             raise
         self.operations = []
+
+    def check_newest(self, *homes):
+        """Refuses to use memory that has other values than were last computed, of these or of all
+        homes."""
+        for home, error in self._older.items():
+            if not homes or home in homes:
+                raise OlderValues(str(error)) from error.__cause__
 
     def begin(self, memory):
         """Starts to bring it into memory."""
@@ -75,7 +86,7 @@ class Unit:
                     # Not through home.read(): the memory it would find is the one to be filled.
                     for key, at, nbytes in home._pieces(0, home.numel):
                         at += home.offset
-                        self.operations.append(home.space.get(key, memory[at : at + nbytes]))
+                        self.operations.append((home, home.get(key, memory[at : at + nbytes])))
         except BaseException:
             self.forget()
             raise
@@ -94,6 +105,7 @@ class Unit:
         self.memory = None
         self.beyond = False
         self.operations = []
+        self._older = {}
 
     def show(self):
         self.check_written()  # what is being written must not change
@@ -120,9 +132,7 @@ class Unit:
                 torch.autograd.graph.increment_version(home.param)
 
     def is_changed(self):
-        """Whether somebody has changed what it shows, as far as autograd knows."""
-        moved = any(home.is_elsewhere(self.memory) for home in self.homes)
-        return moved or self._versions != [home.version for home in self.homes]
+        return bool(self._changed())
 
     def hide(self):
         try:
@@ -161,10 +171,18 @@ class Unit:
         # Until they are all under way: Ctrl-C may come, and the drive has older ones.
         self.failure = RuntimeError("weights are half written")
         self.residency.note_writes(self)
+        for home in self._older.keys() & self._changed():
+            del self._older[home]
         for home in self.homes:
             if home.is_elsewhere(self.memory):
                 home.collect(self.memory)
         self._write()
+
+    def _changed(self):
+        """The homes of what somebody has changed, as far as autograd knows."""
+        shown = zip(self.homes, self._versions)
+        changed = {home for home, version in shown if home.version != version}
+        return changed | {home for home in self.homes if home.is_elsewhere(self.memory)}
 
     def _write(self):
         for operation in self.writes:  # newer values follow: what becomes of these is no matter
@@ -173,6 +191,8 @@ class Unit:
         self.writes, self.failure = [], None
         try:
             for home in self.homes:
+                if home in self._older:
+                    continue
                 for key, at, nbytes in home._pieces(0, home.numel):
                     at += home.offset
                     self.writes.append(home.put(key, self.memory[at : at + nbytes]))
@@ -232,6 +252,7 @@ class Unit:
     def values(self):
         """Copies of its parameters' values."""
         if (memory := self.settled_memory()) is not None:
+            self.check_newest()
             return [home.of(memory).clone() for home in self.homes]
         self.residency.enter(self)
         try:
@@ -386,11 +407,9 @@ class Residency:
         unit.check_written()
         operations = unit.operations
         unit.forget()
-        for operation in operations:  # until then the memory is not free
-            try:
+        for _, operation in operations:  # until then the memory is not free
+            with contextlib.suppress(OSError, OlderValues):  # nobody needs it any more
                 operation.wait()
-            except OSError:
-                pass  # nobody needs it any more
 
     def _take_more(self, unit):
         """All that is left is in use, or held by autograd or by writes under way."""
@@ -441,13 +460,16 @@ class Residency:
 
     # --- use ---
 
-    def enter(self, unit):
+    def enter(self, unit, replacing=False):
+        """`replacing`: all of it is about to get other values."""
         with self._lock:
             unit.users += 1
             if unit.users > 1:
                 return
             try:
                 self._bring(unit)
+                if not replacing:
+                    unit.check_newest()
                 unit.show()
             except BaseException:
                 unit.users -= 1
@@ -498,6 +520,7 @@ class Residency:
             unit.users += 1  # it must not give way to what comes after it
             try:
                 self._bring(unit)
+                unit.check_newest()
                 self.note_use(unit.memory)
                 elements = unit.memory.view(place.dtype)
                 return elements.as_strided(place.size, place.stride, place.offset)

@@ -214,7 +214,7 @@ class OffloadedParameters(_OnDrive):
             frame = self._begin_call(module, _frame_of_load())
             try:
                 for unit in needed:
-                    self._use(unit, frame)
+                    self._use(unit, frame, replacing=True)
             except BaseException:
                 self._leave(module)
                 raise
@@ -275,8 +275,8 @@ class OffloadedParameters(_OnDrive):
         """(module, what is to be undone, torch's frame) of the calls this thread is in."""
         return self._frames.__dict__.setdefault("calls", [])
 
-    def _use(self, unit, frame):
-        self._residency.enter(unit)
+    def _use(self, unit, frame, replacing=False):
+        self._residency.enter(unit, replacing)
         frame.callback(self._residency.leave, unit)
 
     def _save_places(self, frame):
