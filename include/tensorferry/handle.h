@@ -75,7 +75,8 @@ class TENSORFERRY_EXPORT Handle {
                   CudaStream stream = {});
 
   // Many transfers as one operation. Neighbours in one file become one request. Transfers of one
-  // write_many must not overlap (EINVAL).
+  // write_many must not overlap (EINVAL). Its files are synced all at once, then each directory
+  // once.
   Operation read_many(std::span<const ReadTransfer> transfers);
   Operation write_many(std::span<const WriteTransfer> transfers,
                        Durability durability = Durability::none);

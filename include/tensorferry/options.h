@@ -36,7 +36,9 @@ enum class Submit : std::uint8_t { batch, single };
 enum class Overlap : std::uint8_t { on, off };
 
 // What must have reached the drive before a write counts as done: nothing; the bytes and what is
-// needed to read them back; those, all metadata and the file's directory entry.
+// needed to read them back; those, all metadata and the file's entry in the directory that holds it
+// when it is synced, also if it was renamed since it was opened. Of several hard links that is the
+// one by which it was opened.
 enum class Durability : std::uint8_t { none, data, full };
 
 // What closing a Handle does with reads under way. Writes are finished either way.

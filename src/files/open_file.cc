@@ -51,19 +51,13 @@ std::string hint_for(int code, bool writing) {
   }
 }
 
-std::string parent_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 }  // namespace
 
 OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
     : system_(system), path_(std::move(path)), open_flags_(open_flags) {}
 
 OpenFile::~OpenFile() {
-  for (const int fd : {direct_fd_, buffered_fd_, directory_fd_}) {
+  for (const int fd : {direct_fd_, buffered_fd_}) {
     if (fd >= 0) system_.close(fd);
   }
 }
@@ -234,31 +228,9 @@ Result<int> OpenFile::buffered_fd() {
   return buffered_fd_;
 }
 
-Result<int> OpenFile::directory_fd() {
-  const std::lock_guard lock(mutex_);
-  if (directory_known_) return directory_fd_;
-  struct statx facts{};
-  if (regular_) {
-    if (const int got = system_.statx(main_fd(), STATX_NLINK, &facts); got < 0) {
-      return failure("statx", -got);
-    }
-    if (facts.stx_nlink > 0) {
-      const std::string path = os::read_link("/proc/self/fd/" + std::to_string(main_fd()));
-      const std::string directory = parent_of(path.starts_with('/') ? path : path_);
-      const int fd = system_.open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-      if (fd < 0) {
-        return Error({.operation = "open directory",
-                      .path = directory,
-                      .offset = {},
-                      .length = {},
-                      .code = -fd,
-                      .hint = "needed to make the file's entry in it durable"});
-      }
-      directory_fd_ = fd;
-    }
-  }
-  directory_known_ = true;
-  return directory_fd_;
+Result<std::shared_ptr<const Directory>> OpenFile::directory() {
+  if (!regular_) return std::shared_ptr<const Directory>();
+  return Directory::of(system_, main_fd(), path_);
 }
 
 Result<std::uint64_t> OpenFile::size() {

@@ -10,6 +10,7 @@
 
 #include "base/result.h"
 #include "files/device.h"
+#include "files/directory.h"
 #include "os/system.h"
 #include "tensorferry/file.h"
 
@@ -39,9 +40,9 @@ class OpenFile {
   [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }  // -1 if not direct()
   // The descriptor through the page cache; opened at first use.
   [[nodiscard]] Result<int> buffered_fd();
-  // The directory that holds the file; opened at first use. -1 where there is none (a deleted
-  // file, a block device), so nothing to make durable.
-  [[nodiscard]] Result<int> directory_fd();
+  // The directory that holds the file now. nullptr where there is none (a deleted file, a block
+  // device), so nothing to make durable.
+  [[nodiscard]] Result<std::shared_ptr<const Directory>> directory();
   // Any descriptor, for calls that concern the whole file.
   [[nodiscard]] int main_fd() const noexcept { return direct() ? direct_fd_ : buffered_fd_; }
 
@@ -72,9 +73,7 @@ class OpenFile {
   int open_flags_;  // O_RDONLY, O_WRONLY or O_RDWR
   int direct_fd_ = -1;
   int buffered_fd_ = -1;
-  int directory_fd_ = -1;
-  bool directory_known_ = false;
-  std::mutex mutex_;  // guards the descriptors that are opened at first use
+  std::mutex mutex_;  // guards the descriptor that is opened at first use
   bool regular_ = true;
   bool borrowed_ = false;  // the position in the file is the caller's
   std::string direct_reason_;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/alignment.h"
+#include "files/open_file_fixture.h"
 #include "support/child.h"
 #include "support/faulty_system.h"
 #include "support/loop_device.h"
@@ -31,74 +32,6 @@ namespace tensorferry::files {
 namespace {
 
 using support::Call;
-
-std::size_t open_descriptors() {
-  std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    count += entry.is_symlink() ? 1 : 0;
-  }
-  return count;
-}
-
-// What a call throws; an Error of code 0 where it throws nothing.
-template <class Call>
-Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error({});
-}
-
-Error opening(const std::string& path, Access access) {
-  return error_of([&] { (void)File::open(path, access); });
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const std::string& path, int flags) : fd_(::open(path.c_str(), flags, 0600)) {}
-  ~Descriptor() { close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  void close() {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  }
-  [[nodiscard]] int number() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// Every test must close what it opened, on every path.
-class OpenFileTest : public ::testing::Test {
- protected:
-  OpenFileTest() : descriptors_before_(open_descriptors()) {}
-  void TearDown() override { EXPECT_EQ(open_descriptors(), descriptors_before_) << "leaked"; }
-
-  std::string make_file(const std::string& name, std::size_t bytes = 10'000) {
-    support::write_whole_file(dir.file(name), support::pattern(bytes, 0, 1));
-    return dir.file(name);
-  }
-
-  support::TempDir dir;
-
- private:
-  std::size_t descriptors_before_;
-};
-
-struct stat facts_of(int fd) {
-  struct stat facts{};
-  EXPECT_EQ(::fstat(fd, &facts), 0);
-  return facts;
-}
-
-struct stat facts_of(const std::string& path) {
-  struct stat facts{};
-  EXPECT_EQ(::stat(path.c_str(), &facts), 0) << path;
-  return facts;
-}
 
 // --- By path ---------------------------------------------------------------------------------
 
@@ -248,10 +181,8 @@ TEST_F(OpenFileTest, lack_of_permission_is_named_with_a_hint) {
   ASSERT_EQ(::chmod(dir.file("private").c_str(), 0600), 0);
   ASSERT_EQ(::chmod(dir.file("readable").c_str(), 0644), 0);
   const auto result = support::run_in_child([&]() -> std::string {
-    constexpr uid_t nobody = 65534;
-    if (::chdir(dir.path().c_str()) != 0 || ::setgid(nobody) != 0 || ::setuid(nobody) != 0) {
-      return "could not become nobody";
-    }
+    if (::chdir(dir.path().c_str()) != 0) return "could not go there";
+    if (auto fault = support::become_nobody(); !fault.empty()) return fault;
     const std::size_t before = open_descriptors();
     struct Wrong {
       const char* path;
@@ -343,7 +274,7 @@ TEST_F(OpenFileTest, a_file_without_a_name_can_be_borrowed) {
   const File file = File::borrow(callers.number());
   EXPECT_EQ(file.size(), 100U);
   EXPECT_FALSE(file.path().empty());
-  EXPECT_EQ(file.opened()->directory_fd().or_throw(), -1);
+  EXPECT_EQ(file.opened()->directory().or_throw(), nullptr);
 }
 
 TEST_F(OpenFileTest, an_unusable_descriptor_is_refused_with_a_hint) {
@@ -385,7 +316,7 @@ TEST_F(OpenFileTest, an_unusable_descriptor_is_refused_with_a_hint) {
 
 // --- Descriptors -----------------------------------------------------------------------------
 
-TEST_F(OpenFileTest, further_descriptors_are_opened_when_asked_for_and_once) {
+TEST_F(OpenFileTest, a_second_descriptor_is_opened_when_asked_for_and_once) {
   const std::string path = make_file("data");
   const std::size_t before = open_descriptors();
   const File file = File::open(path, Access::read_write);
@@ -393,16 +324,12 @@ TEST_F(OpenFileTest, further_descriptors_are_opened_when_asked_for_and_once) {
   EXPECT_EQ(open_descriptors(), before + 1);
   const int buffered = file.opened()->buffered_fd().or_throw();
   EXPECT_EQ(open_descriptors(), before + 2);
-  const int directory = file.opened()->directory_fd().or_throw();
-  EXPECT_EQ(open_descriptors(), before + 3);
   EXPECT_EQ(file.opened()->buffered_fd().or_throw(), buffered);
-  EXPECT_EQ(file.opened()->directory_fd().or_throw(), directory);
-  EXPECT_EQ(open_descriptors(), before + 3);
-  EXPECT_EQ(facts_of(directory).st_ino, facts_of(dir.path()).st_ino);
+  EXPECT_EQ(open_descriptors(), before + 2);
   EXPECT_NE(::fcntl(file.opened()->direct_fd(), F_GETFL) & O_DIRECT, 0);
   EXPECT_EQ(::fcntl(buffered, F_GETFL) & O_DIRECT, 0);
   EXPECT_EQ(::fcntl(buffered, F_GETFL) & O_ACCMODE, O_RDWR);
-  for (const int fd : {file.opened()->direct_fd(), buffered, directory}) {
+  for (const int fd : {file.opened()->direct_fd(), buffered}) {
     EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0) << "programs started meanwhile inherit nothing";
   }
 }
@@ -417,21 +344,19 @@ TEST_F(OpenFileTest, copies_share_one_open_file) {
   EXPECT_EQ(copy.size(), 10'000U);
 }
 
-TEST_F(OpenFileTest, many_threads_get_the_same_descriptors) {
+TEST_F(OpenFileTest, many_threads_get_the_same_descriptor) {
   const std::string path = make_file("data");
   for (int round = 0; round < 50; ++round) {
     const std::size_t before = open_descriptors();
     const File file = File::open(path, Access::read);
-    std::vector<std::pair<int, int>> got(8);
+    std::vector<int> got(8);
     std::vector<std::thread> threads;
     for (auto& mine : got) {
-      threads.emplace_back([&mine, &file] {
-        mine = {file.opened()->buffered_fd().or_throw(), file.opened()->directory_fd().or_throw()};
-      });
+      threads.emplace_back([&mine, &file] { mine = file.opened()->buffered_fd().or_throw(); });
     }
     for (std::thread& thread : threads) thread.join();
-    for (const auto& one : got) ASSERT_EQ(one, got.front());
-    ASSERT_LE(open_descriptors(), before + 3);
+    for (const int one : got) ASSERT_EQ(one, got.front());
+    ASSERT_LE(open_descriptors(), before + 2);
   }
 }
 
@@ -461,11 +386,10 @@ TEST_F(OpenFileTest, a_deleted_file_still_works) {
   std::byte first{};
   EXPECT_EQ(::pread(file.opened()->buffered_fd().or_throw(), &first, 1, 8), 1);
   EXPECT_EQ(first, support::pattern(1, 8, 1).front());
-  EXPECT_EQ(file.opened()->directory_fd().or_throw(), -1) << "it has no entry to make durable";
   EXPECT_FALSE(std::filesystem::exists(path)) << "and is not made anew";
 }
 
-TEST_F(OpenFileTest, a_renamed_file_still_works_and_its_directory_is_the_new_one) {
+TEST_F(OpenFileTest, a_renamed_file_still_works) {
   const std::string path = make_file("data");
   const File file = File::open(path, Access::read_write);
   std::filesystem::create_directory(dir.file("elsewhere"));
@@ -474,21 +398,6 @@ TEST_F(OpenFileTest, a_renamed_file_still_works_and_its_directory_is_the_new_one
   EXPECT_EQ(file.size(), 10'000U);
   const int buffered = file.opened()->buffered_fd().or_throw();
   EXPECT_EQ(facts_of(buffered).st_ino, facts_of(dir.file("elsewhere/new")).st_ino);
-  const int directory = file.opened()->directory_fd().or_throw();
-  EXPECT_EQ(facts_of(directory).st_ino, facts_of(dir.file("elsewhere")).st_ino);
-}
-
-TEST_F(OpenFileTest, a_name_that_only_looks_deleted_has_a_directory) {
-  const File file = File::open(make_file("data (deleted)"), Access::read);
-  EXPECT_GE(file.opened()->directory_fd().or_throw(), 0);
-}
-
-TEST_F(OpenFileTest, a_relative_path_has_a_directory_too) {
-  const std::string name = std::filesystem::relative(make_file("data")).string();
-  const File file = File::open(name, Access::read);
-  EXPECT_EQ(file.path(), name);
-  const int directory = file.opened()->directory_fd().or_throw();
-  EXPECT_EQ(facts_of(directory).st_ino, facts_of(dir.path()).st_ino);
 }
 
 // --- Faults ----------------------------------------------------------------------------------
@@ -498,7 +407,7 @@ TEST_F(OpenFileTest, a_system_call_that_fails_leaves_nothing_open) {
   const std::string path = make_file("data");
   const Descriptor callers(path, O_RDWR);
   for (const Call call :
-       {Call::open, Call::duplicate, Call::statx, Call::stat_path, Call::statfs}) {
+       {Call::open, Call::duplicate, Call::statx, Call::stat_path, Call::stat_at, Call::statfs}) {
     for (std::uint64_t nth = 0; nth < 4; ++nth) {
       for (const int code : {EMFILE, EINVAL}) {
         const std::size_t before = open_descriptors();
@@ -511,7 +420,7 @@ TEST_F(OpenFileTest, a_system_call_that_fails_leaves_nothing_open) {
             EXPECT_EQ(opened.value()->direct(), opened.value()->direct_reason().empty())
                 << "a fallback has a reason";
             (void)opened.value()->buffered_fd();
-            (void)opened.value()->directory_fd();
+            (void)opened.value()->directory();
             (void)opened.value()->size();
           } else {
             EXPECT_EQ(opened.error().code(), code);
@@ -581,19 +490,16 @@ TEST_F(OpenFileTest, direct_in_name_only_is_buffered_or_an_error_and_never_direc
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(OpenFileTest, a_further_descriptor_that_failed_can_be_had_later) {
+TEST_F(OpenFileTest, a_second_descriptor_that_failed_can_be_had_later) {
   support::FaultySystem system;
   const auto file = OpenFile::open(system, make_file("data"), Access::read).or_throw();
   const std::uint64_t opened = system.calls(Call::open);
   system.add({.call = Call::open, .first = opened, .error = EMFILE});
-  system.add({.call = Call::open, .first = opened + 2, .error = EACCES});
   const auto failed = file->buffered_fd();
   ASSERT_FALSE(failed.ok());
   EXPECT_EQ(failed.error().code(), EMFILE);
   EXPECT_FALSE(failed.error().hint().empty());
   EXPECT_TRUE(file->buffered_fd().ok());
-  EXPECT_EQ(file->directory_fd().error().code(), EACCES);
-  EXPECT_TRUE(file->directory_fd().ok());
 }
 
 }  // namespace

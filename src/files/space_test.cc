@@ -139,7 +139,7 @@ TEST_P(SectorSize, the_device_itself_is_a_file) {
   EXPECT_EQ(file.size(), 16 * MiB);
   ASSERT_TRUE(file.direct()) << file.direct_reason();
   EXPECT_EQ(file.offset_alignment(), GetParam());
-  EXPECT_EQ(file.opened()->directory_fd().or_throw(), -1);
+  EXPECT_EQ(file.opened()->directory().or_throw(), nullptr);
   Page page{};
   support::fill_pattern(page.bytes, 0, 1);
   const int direct = file.opened()->direct_fd();

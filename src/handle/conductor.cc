@@ -17,7 +17,6 @@ namespace tensorferry::handle {
 
 namespace {
 
-using engines::RequestKind;
 
 // Neighbours up to this size share a request; the copy costs less than requests of their own.
 constexpr std::uint64_t merge_bytes_max = 128 * KiB;
@@ -57,6 +56,16 @@ std::shared_ptr<memory::Region> region_of(const Transfer& transfer, std::span<co
 files::Pages pages_of(const files::OpenFile& file, const memory::Region* region) noexcept {
   const bool huge = file.direct() && region != nullptr && region->huge_page_reason().empty();
   return huge ? files::Pages::huge : files::Pages::usual;
+}
+
+void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file,
+              Durability durability) {
+  using engines::RequestKind;
+  if (durability == Durability::none) return;
+  transfer.steps.push_back(
+      {.kind = durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full,
+       .fd = file->main_fd(),
+       .file = file});
 }
 
 std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
@@ -334,9 +343,7 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
     return added.error();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (i > 0 && parts[i].file == parts[i - 1].file) continue;
-    if (Status added = add_steps(*transfer, parts[i].file, durability); !added.ok()) {
-      return added.error();
-    }
+    add_step(*transfer, parts[i].file, durability);
   }
   // Only now that nothing can be refused any more.
   if (direction == Direction::write) begin_growth(*transfer);
@@ -349,7 +356,7 @@ Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
   Result<Team*> team = team_for(*file);
   if (!team.ok()) return team.error();
   auto transfer = std::make_shared<Transfer>(Direction::write, "sync", ledger_);
-  if (Status added = add_steps(*transfer, file, durability); !added.ok()) return added.error();
+  add_step(*transfer, file, durability);
   return launch(std::move(transfer), *team.value());
 }
 
@@ -460,20 +467,6 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
     run.buffered_fd = fd.value();
   }
   transfer.runs.push_back(std::move(run));
-  return Nothing{};
-}
-
-Status Conductor::add_steps(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file,
-                            Durability durability) {
-  if (durability == Durability::none) return Nothing{};
-  const RequestKind kind =
-      durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full;
-  transfer.steps.push_back({kind, file->main_fd(), file});
-  if (durability == Durability::full) {
-    Result<int> directory = file->directory_fd();
-    if (!directory.ok()) return directory.error();
-    if (directory.value() >= 0) transfer.steps.push_back({kind, directory.value(), file});
-  }
   return Nothing{};
 }
 

@@ -97,9 +97,6 @@ class Conductor {
   [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
                                std::shared_ptr<memory::Region> region, const Crew& crew,
                                const Limits& limits) const;
-  [[nodiscard]] static Status add_steps(Transfer& transfer,
-                                        const std::shared_ptr<files::OpenFile>& file,
-                                        Durability durability);
   [[nodiscard]] Result<Operation> launch(std::shared_ptr<Transfer> transfer, Team& team);
 
   const HandleOptions options_;

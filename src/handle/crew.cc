@@ -238,9 +238,7 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
   while (count < out.size() && looked_at < queue_.size()) {
     std::shared_ptr<Transfer> transfer = std::move(queue_.front());
     queue_.pop_front();
-    // Sync steps come one after the other; the next is queued when this one has ended.
-    const bool syncing = transfer->syncing();
-    const std::size_t turn_end = std::min(out.size(), count + (syncing ? 1 : transfer->turn_left));
+    const std::size_t turn_end = std::min(out.size(), count + transfer->turn_left);
     const std::size_t before = count;
     const auto starved = [&] {
       const Run* run = worker.starving() ? transfer->next_through_slot() : nullptr;
@@ -251,9 +249,9 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     }
     const bool took = count != before;
     looked_at = took ? 0 : looked_at + 1;
-    if (!syncing) transfer->turn_left -= count - before;
+    transfer->turn_left -= count - before;
     // One that is being stopped stays until drop() takes it.
-    const bool stays = syncing ? !took : transfer->claimable() || transfer->stopping();
+    const bool stays = transfer->claimable() || transfer->stopping();
     if (stays && took && count == out.size() && transfer->turn_left > 0) {
       // Whoever has room next goes on with the turn: what came later shall not overtake it.
       queue_.push_front(std::move(transfer));
@@ -267,23 +265,13 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
 }
 
 void Crew::blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
+  // It is in no queue and nothing of it is in flight.
+  transfer->prepare_steps();
   {
     const std::lock_guard lock(mutex_);
-    if (!transfer->stopping() && transfer->needs_sync()) {
-      transfer->start_sync_phase();
-      push(transfer, 1);
-      return;
-    }
-    unlink(*transfer);
-  }
-  complete(*transfer);
-}
-
-void Crew::step_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (transfer->claimable()) {
-      push(transfer, 1);
+    const std::uint64_t steps = transfer->stopping() ? 0 : transfer->start_steps();
+    if (steps > 0) {
+      push(transfer, steps);
       return;
     }
     unlink(*transfer);
@@ -292,7 +280,7 @@ void Crew::step_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
 }
 
 void Crew::drop(Transfer& transfer) noexcept {
-  std::shared_ptr<Transfer> queued;
+  std::shared_ptr<Transfer> queued;  // outlives the lock
   bool last = false;
   {
     const std::lock_guard lock(mutex_);
@@ -305,9 +293,7 @@ void Crew::drop(Transfer& transfer) noexcept {
       waiting_.erase(waits);
     }
     const std::uint64_t abandoned = transfer.abandon_unclaimed();
-    // In the sync phase there are no blocks left; what was queued is the next step.
-    last =
-        abandoned > 0 ? transfer.finish_blocks(abandoned) : queued != nullptr && transfer.syncing();
+    last = abandoned > 0 && transfer.finish_blocks(abandoned);
     if (last) unlink(transfer);
   }
   if (last) {

@@ -100,9 +100,9 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // The worker's last words. What it gets it lets go of when it touches nothing of the crew any
   // more.
   [[nodiscard]] std::shared_ptr<Crew> leave() noexcept;
-  // The last block of a transfer has ended: goes on to make it durable, or completes it.
+  // The last block of a transfer has ended, or the last of the sync steps that were queued: goes on
+  // to make it durable, or completes it.
   void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
-  void step_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
   // Grows whenever operations in flight should be cancelled.
   [[nodiscard]] std::uint64_t cancellations() const noexcept { return cancellations_.load(); }
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }

@@ -171,15 +171,17 @@ Status InlineMover::sync(files::OpenFile& file, Durability durability) {
   if (durability == Durability::none) return Nothing{};
   if (durability == Durability::data) {
     const int synced = system_.fdatasync(file.main_fd());
-    if (synced < 0) return sync_error(RequestKind::sync_data, file, -synced);
+    if (synced < 0) return sync_error(RequestKind::sync_data, file, nullptr, -synced);
     return Nothing{};
   }
-  Result<int> directory = file.directory_fd();
+  int synced = system_.fsync(file.main_fd());
+  if (synced < 0) return sync_error(RequestKind::sync_full, file, nullptr, -synced);
+  const auto directory = file.directory();
   if (!directory.ok()) return directory.error();
-  for (const int fd : {file.main_fd(), directory.value()}) {
-    if (fd < 0) continue;
-    const int synced = system_.fsync(fd);
-    if (synced < 0) return sync_error(RequestKind::sync_full, file, -synced);
+  if (directory.value() == nullptr) return Nothing{};
+  synced = system_.fsync(directory.value()->fd());
+  if (synced < 0) {
+    return sync_error(RequestKind::sync_full, file, directory.value().get(), -synced);
   }
   return Nothing{};
 }

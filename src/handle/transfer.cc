@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 
 #include "engines/cufile.h"
@@ -63,14 +64,20 @@ Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile
                 .hint = std::move(hint)});
 }
 
-Error sync_error(engines::RequestKind kind, const files::OpenFile& file, int code) {
+Error sync_error(engines::RequestKind kind, const files::OpenFile& file,
+                 const files::Directory* directory, int code) {
+  std::string hint =
+      "what was written may be lost and a second sync would not tell; write it again";
+  if (directory != nullptr) {
+    hint = "the directory " + directory->path() +
+           " failed, so the file may be lost and a second sync would not tell; write it again";
+  }
   return Error({.operation = engines::verb(kind),
                 .path = file.path(),
                 .offset = {},
                 .length = {},
                 .code = without_second_meaning(code),
-                .hint = "what was written may be lost and a second sync would not tell; write it "
-                        "again"});
+                .hint = std::move(hint)});
 }
 
 Transfer::Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger)
@@ -100,10 +107,7 @@ void Transfer::count_blocks() {
   }
 }
 
-bool Transfer::claimable() const noexcept {
-  if (stopping()) return false;
-  return syncing_ ? step_ < steps.size() : unclaimed_ > 0;
-}
+bool Transfer::claimable() const noexcept { return !stopping() && unclaimed_ > 0; }
 
 const Run& Transfer::next_run() noexcept {
   while (block_ == runs[run_].plan.block_count()) {
@@ -123,13 +127,47 @@ void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
   out.transfer = self;
   if (syncing_) {
     out.run = nullptr;
-    out.step = &steps[step_++];
+    out.step = &steps[steps.size() - unclaimed_--];
     return;
   }
   out.run = &next_run();
   out.step = nullptr;
   out.block = out.run->plan.block(block_++);
   --unclaimed_;
+}
+
+void Transfer::prepare_steps() noexcept {
+  if (stopping() || !syncing_) return;
+  if (std::exchange(directories_found_, true)) {
+    steps.clear();
+    return;
+  }
+  Result<std::vector<SyncStep>> found = directory_steps();
+  if (!found.ok()) return fail(found.error());
+  steps = std::move(found.value());
+}
+
+Result<std::vector<SyncStep>> Transfer::directory_steps() const {
+  std::vector<SyncStep> found;
+  std::set<files::Identity> known;
+  for (const SyncStep& step : steps) {
+    if (step.kind != engines::RequestKind::sync_full) continue;
+    auto directory = step.file->directory();
+    if (!directory.ok()) return directory.error();
+    if (directory.value() == nullptr) continue;
+    if (!known.insert(directory.value()->identity()).second) continue;
+    const int fd = directory.value()->fd();
+    found.push_back({step.kind, fd, step.file, std::move(directory.value())});
+  }
+  return found;
+}
+
+std::uint64_t Transfer::start_steps() noexcept {
+  if (steps.empty()) return 0;
+  syncing_ = true;
+  unclaimed_ = steps.size();
+  unfinished_.store(unclaimed_, std::memory_order_relaxed);
+  return unclaimed_;
 }
 
 std::uint64_t Transfer::abandon_unclaimed() noexcept { return std::exchange(unclaimed_, 0); }

@@ -61,13 +61,15 @@ struct Run {
 // The Error of a block or a sync step that failed with `code`, for the user.
 [[nodiscard]] Error transfer_error(const Attempt& attempt, const Block& block,
                                    files::OpenFile& file, int code);
-[[nodiscard]] Error sync_error(engines::RequestKind kind, const files::OpenFile& file, int code);
+[[nodiscard]] Error sync_error(engines::RequestKind kind, const files::OpenFile& file,
+                               const files::Directory* directory, int code);
 
-// One step towards durability, after all bytes have moved.
+// One step towards durability, after all bytes have moved: a file, or then what holds it.
 struct SyncStep {
   engines::RequestKind kind = engines::RequestKind::sync_data;
   int fd = -1;
   std::shared_ptr<files::OpenFile> file;
+  std::shared_ptr<const files::Directory> directory = nullptr;
 };
 
 // What a worker gets to do: a block of a run, or a sync step.
@@ -98,8 +100,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::vector<Piece> pieces;
   std::vector<Run> runs;
   std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
-  std::vector<SyncStep> steps;
-  std::vector<files::Growth> growths;                 // of the files that it makes longer
+  std::vector<SyncStep> steps;         // of the files; those of their directories are found later
+  std::vector<files::Growth> growths;  // of the files that it makes longer
   std::vector<std::shared_ptr<os::GpuFence>> fences;  // nothing is claimed before they have passed
   std::weak_ptr<Crew> crew;
   std::string_view engine_name;
@@ -114,9 +116,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // The run whose block would be claimed next, if that goes through a slot.
   [[nodiscard]] const Run* next_through_slot() noexcept;
   void claim(const std::shared_ptr<Transfer>& self, Claim& out);
-  void start_sync_phase() noexcept { syncing_ = true; }
+  // Makes the steps that were prepared claimable, all at once, and returns how many they are.
+  [[nodiscard]] std::uint64_t start_steps() noexcept;
   [[nodiscard]] bool syncing() const noexcept { return syncing_; }
-  // Gives up what was not claimed and returns how many blocks that were.
+  // Gives up what was not claimed and returns how many blocks or steps that were.
   [[nodiscard]] std::uint64_t abandon_unclaimed() noexcept;
 
   // --- Progress, by workers ---
@@ -129,9 +132,11 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void fail_cancelled(const std::string& why) noexcept { fail(cancelled(why)); }
   [[nodiscard]] Error cancelled(const std::string& why) const;
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
-  // Counts blocks off, returns true to the one caller who brings the count to zero.
+  // Counts blocks or steps off, returns true to the one caller who brings the count to zero.
   [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
-  [[nodiscard]] bool needs_sync() const noexcept { return !syncing_ && !steps.empty(); }
+  // For that caller, without the crew's lock, as it may open directories: finds out which steps
+  // come next. First all files, then each directory that holds one of them now, once.
+  void prepare_steps() noexcept;
   // Reports done. Files and memory are let go before anyone can see it.
   void complete() noexcept;
 
@@ -172,16 +177,17 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // That of the block which is claimed next; there must be one.
   [[nodiscard]] const Run& next_run() noexcept;
+  [[nodiscard]] Result<std::vector<SyncStep>> directory_steps() const;
 
-  std::uint64_t unclaimed_ = 0;  // guarded by the crew
+  std::uint64_t unclaimed_ = 0;  // blocks or steps; guarded by the crew
   std::size_t run_ = 0;          // guarded by the crew
   std::uint64_t block_ = 0;      // guarded by the crew
-  std::size_t step_ = 0;         // guarded by the crew
   std::atomic<std::uint64_t> unfinished_{0};
   std::atomic<std::uint64_t> moved_bytes_{0};
   std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
 
   std::atomic<bool> syncing_{false};
+  bool directories_found_ = false;  // of whoever prepares the steps
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
   bool ending_ = false;  // how it ends is settled; guarded by mutex_, as what follows

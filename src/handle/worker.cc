@@ -440,25 +440,22 @@ void Worker::finish(std::uint32_t index) {
   const Claim claim = std::move(flight.claim);
   flight = Flight{};
   free_.push_back(index);
-  if (claim.step != nullptr) {
-    crew_.step_finished(claim.transfer);
-  } else if (claim.transfer->finish_blocks(1)) {
-    crew_.blocks_finished(claim.transfer);
-  }
+  if (claim.transfer->finish_blocks(1)) crew_.blocks_finished(claim.transfer);
 }
 
 void Worker::fail(std::uint32_t index, int code) {
   const Flight& flight = flights_[index];
   const Claim& claim = flight.claim;
-  fail(index, claim.step != nullptr
-                  ? sync_error(flight.attempt.kind, *claim.step->file, code)
-                  : transfer_error(flight.attempt, claim.block, *claim.run->file, code));
+  fail(index,
+       claim.step != nullptr
+           ? sync_error(claim.step->kind, *claim.step->file, claim.step->directory.get(), code)
+           : transfer_error(flight.attempt, claim.block, *claim.run->file, code));
 }
 
 void Worker::fail(std::uint32_t index, const Error& error) {
   const Claim& claim = flights_[index].claim;
   claim.transfer->fail(error);
-  if (claim.step == nullptr) crew_.drop(*claim.transfer);
+  crew_.drop(*claim.transfer);
   finish(index);
 }
 

@@ -16,6 +16,8 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
+#include <memory>
 
 #include "base/alignment.h"
 
@@ -98,6 +100,10 @@ int System::block_device_bytes(int fd, std::uint64_t* bytes) {
 
 int System::open_at(int directory, const char* name, int flags, mode_t mode) {
   return or_errno(::openat(directory, name, flags, mode));
+}
+
+int System::stat_at(int directory, const char* name, unsigned mask, struct statx* facts) {
+  return or_errno(::statx(directory, name, AT_SYMLINK_NOFOLLOW, mask, facts));
 }
 
 int System::make_directory_at(int directory, const char* name, mode_t mode) {
@@ -255,6 +261,12 @@ std::string read_link(const std::string& path) {
   std::array<char, 4096> target{};
   const ssize_t got = ::readlink(path.c_str(), target.data(), target.size());
   return got < 0 ? std::string{} : std::string(target.data(), static_cast<std::size_t>(got));
+}
+
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr),
+                                                         &std::free);
+  return real == nullptr ? std::string{} : std::string(real.get());
 }
 
 std::vector<std::string> list_directory(int directory) {

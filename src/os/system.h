@@ -44,6 +44,7 @@ class System {
 
   // Names in an open directory.
   virtual int open_at(int directory, const char* name, int flags, mode_t mode);
+  virtual int stat_at(int directory, const char* name, unsigned mask, struct statx* facts);
   virtual int make_directory_at(int directory, const char* name, mode_t mode);
   virtual int remove_at(int directory, const char* name, int flags);  // unlinkat
   // Makes the file this process's own, until it is closed: 0, or -EWOULDBLOCK if it is another's.
@@ -90,6 +91,9 @@ class System {
 
 // Where a symbolic link points, or empty.
 [[nodiscard]] std::string read_link(const std::string& path);
+
+// The path without links and dots, or empty where nothing is there.
+[[nodiscard]] std::string real_path(const std::string& path);
 
 // The names in an open directory, without . and .., in no order.
 [[nodiscard]] std::vector<std::string> list_directory(int directory);

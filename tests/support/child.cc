@@ -1,6 +1,9 @@
 #include "support/child.h"
 
+#include <grp.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +12,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <ostream>
 #include <system_error>
@@ -85,6 +89,23 @@ ChildResult run_in_child(const std::function<std::string()>& body, std::chrono::
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   return result;
+}
+
+std::string become_nobody() {
+  constexpr uid_t nobody = 65534;
+  if (::setgroups(0, nullptr) != 0 || ::setgid(nobody) != 0 || ::setuid(nobody) != 0) {
+    return std::string("cannot become nobody: ") + std::strerror(errno);
+  }
+  return {};
+}
+
+std::string hide_proc() {
+  if (::unshare(CLONE_NEWNS) != 0 ||
+      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("none", "/proc", "tmpfs", MS_RDONLY, nullptr) != 0) {
+    return std::string("cannot hide /proc: ") + std::strerror(errno);
+  }
+  return {};
 }
 
 std::ostream& operator<<(std::ostream& out, const ChildResult& result) {

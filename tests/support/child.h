@@ -26,4 +26,9 @@ std::ostream& operator<<(std::ostream& out, const ChildResult& result);
 [[nodiscard]] ChildResult run_in_child(const std::function<std::string()>& body,
                                        std::chrono::seconds limit = std::chrono::seconds(60));
 
+// For use in run_in_child(), by root: from now on this process is an ordinary user, or has no
+// /proc. Empty, or why it could not be done.
+[[nodiscard]] std::string become_nobody();
+[[nodiscard]] std::string hide_proc();
+
 }  // namespace tensorferry::support

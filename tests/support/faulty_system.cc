@@ -107,6 +107,11 @@ int FaultySystem::stat_path(const char* path, unsigned mask, struct statx* facts
   return verdict.error != 0 ? -verdict.error : System::stat_path(path, mask, facts);
 }
 
+int FaultySystem::stat_at(int directory, const char* name, unsigned mask, struct statx* facts) {
+  const Verdict verdict = judge(Call::stat_at);
+  return verdict.error != 0 ? -verdict.error : System::stat_at(directory, name, mask, facts);
+}
+
 int FaultySystem::statfs(int fd, struct statfs* facts) {
   const Verdict verdict = judge(Call::statfs);
   return verdict.error != 0 ? -verdict.error : System::statfs(fd, facts);

@@ -27,12 +27,13 @@ enum class Call : std::uint8_t {
   fallocate,
   statx,
   stat_path,
+  stat_at,
   statfs,
   map,
   lock,
   advise,
 };
-inline constexpr std::size_t call_count = 14;
+inline constexpr std::size_t call_count = 15;
 
 // When a call is struck and what happens to it. Calls of one kind count from 0.
 struct SystemRule {
@@ -74,6 +75,7 @@ class FaultySystem : public os::System {
   int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes) override;
   int statx(int fd, unsigned mask, struct statx* facts) override;
   int stat_path(const char* path, unsigned mask, struct statx* facts) override;
+  int stat_at(int directory, const char* name, unsigned mask, struct statx* facts) override;
   int statfs(int fd, struct statfs* facts) override;
   std::byte* map(std::size_t bytes) override;
   int lock(std::byte* memory, std::size_t bytes) override;
