@@ -25,7 +25,8 @@ class TENSORFERRY_EXPORT File {
 
   // Opens by path. With write access a missing file is created, with `permissions` less the umask.
   // An existing file is never truncated. Throws Error for missing files, directories, FIFOs, lack
-  // of permission and so on, with a hint.
+  // of permission and so on, with a hint. Waits for nothing but a lease on the file that another
+  // program has to give up, at most a minute.
   [[nodiscard]] static File open(const std::string& path, Access access,
                                  unsigned permissions = usual_permissions);
 

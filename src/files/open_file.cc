@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/alignment.h"
@@ -22,6 +24,9 @@ constexpr std::uint64_t reserve_bytes_min = MiB;
 // Larger blocks would not fit into the smallest slot.
 constexpr std::size_t offset_alignment_max = 64 * KiB;
 
+// How long another program has to give up its lease on a file; the kernel takes it away after 45 s.
+constexpr std::chrono::seconds lease_wait_max{60};
+
 std::string hint_for(int code, bool writing) {
   switch (code) {
     case ENOENT:
@@ -31,6 +36,10 @@ std::string hint_for(int code, bool writing) {
     case EPERM:
       return writing ? "no permission to write here; check owner and mode"
                      : "no permission to read it; check owner and mode";
+    case ENXIO:
+      return "a FIFO, a socket or a device without a driver; give a regular file or a block device";
+    case EWOULDBLOCK:
+      return "another program holds a lease on it and does not give it up; try again later";
     case EISDIR:
       return "it is a directory; give the path of a file in it";
     case EROFS:
@@ -87,7 +96,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "the path holds a NUL character"});
   }
 
-  // Opening a FIFO would block, so its kind is looked at first.
+  // To open a device may do something, so the kind is looked at first.
   struct statx facts{};
   if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
       !S_ISBLK(facts.stx_mode)) {
@@ -100,15 +109,31 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
-  int fd = system.open(path.c_str(), common | O_DIRECT, permissions);
+  int fd = file->open_path(common | O_DIRECT, permissions);
   const bool direct = fd >= 0;
   if (fd == -EINVAL) {
     file->direct_reason_ = "the file system refuses O_DIRECT";
-    fd = system.open(path.c_str(), common, permissions);
+    fd = file->open_path(common, permissions);
   }
   if (fd < 0) return file->failure("open", -fd);
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
+  // From here on it waits: io_uring takes O_NONBLOCK as "rather fail than wait".
+  const int waits = system.set_flags(file->main_fd(), file->direct() ? O_DIRECT : 0);
+  if (waits < 0) return file->failure("fcntl", -waits);
   return file;
+}
+
+// Opens what is at the path without waiting: a FIFO may have taken the file's place since its kind
+// was looked at, and would wait for its other end for ever. What is waited for is a lease, which
+// file servers hold.
+int OpenFile::open_path(int flags, unsigned permissions) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + lease_wait_max;
+  for (;;) {
+    const int fd = system_.open(path_.c_str(), flags | O_NONBLOCK | O_NOCTTY, permissions);
+    if (fd != -EWOULDBLOCK || Clock::now() > deadline) return fd;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descriptor) {

@@ -65,6 +65,7 @@ class OpenFile {
   OpenFile(os::System& system, std::string path, int open_flags);
   [[nodiscard]] Status adopt(int fd, bool direct);
   [[nodiscard]] Status learn_alignment(const struct statx& facts);
+  [[nodiscard]] int open_path(int flags, unsigned permissions);
   [[nodiscard]] Result<int> reopen(int extra_flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
 

@@ -406,8 +406,8 @@ TEST_F(OpenFileTest, a_renamed_file_still_works) {
 TEST_F(OpenFileTest, a_system_call_that_fails_leaves_nothing_open) {
   const std::string path = make_file("data");
   const Descriptor callers(path, O_RDWR);
-  for (const Call call :
-       {Call::open, Call::duplicate, Call::statx, Call::stat_path, Call::stat_at, Call::statfs}) {
+  for (const Call call : {Call::open, Call::duplicate, Call::set_flags, Call::statx,
+                          Call::stat_path, Call::stat_at, Call::statfs}) {
     for (std::uint64_t nth = 0; nth < 4; ++nth) {
       for (const int code : {EMFILE, EINVAL}) {
         const std::size_t before = open_descriptors();

@@ -60,6 +60,8 @@ int System::duplicate(int fd) { return or_errno(::fcntl(fd, F_DUPFD_CLOEXEC, 0))
 
 int System::flags(int fd) { return or_errno(::fcntl(fd, F_GETFL)); }
 
+int System::set_flags(int fd, int flags) { return or_errno(::fcntl(fd, F_SETFL, flags)); }
+
 ssize_t System::pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset) {
   return or_errno(::pread(fd, memory, bytes, static_cast<off_t>(offset)));
 }

@@ -28,6 +28,8 @@ class System {
   virtual int close(int fd);
   virtual int duplicate(int fd);  // close-on-exec
   virtual int flags(int fd);      // F_GETFL
+  // F_SETFL: which of O_DIRECT, O_NONBLOCK and O_APPEND are on, for all who share the description.
+  virtual int set_flags(int fd, int flags);
 
   virtual ssize_t pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset);
   virtual ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset);

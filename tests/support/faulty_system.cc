@@ -65,6 +65,11 @@ int FaultySystem::duplicate(int fd) {
   return verdict.error != 0 ? -verdict.error : System::duplicate(fd);
 }
 
+int FaultySystem::set_flags(int fd, int flags) {
+  const Verdict verdict = judge(Call::set_flags);
+  return verdict.error != 0 ? -verdict.error : System::set_flags(fd, flags);
+}
+
 ssize_t FaultySystem::pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset) {
   const Verdict verdict = judge(Call::pread, 0, bytes);
   if (verdict.error != 0) return -verdict.error;

@@ -20,6 +20,7 @@ enum class Call : std::uint8_t {
   open,
   close,
   duplicate,
+  set_flags,
   pread,
   pwrite,
   fdatasync,
@@ -33,7 +34,7 @@ enum class Call : std::uint8_t {
   lock,
   advise,
 };
-inline constexpr std::size_t call_count = 15;
+inline constexpr std::size_t call_count = 16;
 
 // When a call is struck and what happens to it. Calls of one kind count from 0.
 struct SystemRule {
@@ -68,6 +69,7 @@ class FaultySystem : public os::System {
   int open(const char* path, int flags, mode_t mode) override;
   int close(int fd) override;
   int duplicate(int fd) override;
+  int set_flags(int fd, int flags) override;
   ssize_t pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset) override;
   ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset) override;
   int fdatasync(int fd) override;
