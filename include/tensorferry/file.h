@@ -31,7 +31,9 @@ class TENSORFERRY_EXPORT File {
                                  unsigned permissions = usual_permissions);
 
   // Uses a descriptor that the caller keeps and may close at any time (it is duplicated). It may be
-  // O_DIRECT, O_RDONLY, O_WRONLY or O_RDWR; O_APPEND, which ignores offsets, is refused.
+  // O_DIRECT, O_RDONLY, O_WRONLY or O_RDWR; O_APPEND, which ignores offsets, is refused. Where the
+  // file cannot be opened a second time, O_NONBLOCK is refused too, and through O_DIRECT writes are
+  // of whole blocks only.
   [[nodiscard]] static File borrow(int descriptor);
 
   [[nodiscard]] const std::string& path() const noexcept;
@@ -40,7 +42,9 @@ class TENSORFERRY_EXPORT File {
   // Cuts the file or extends it with zeros. Throws Error; a block device has the size it has.
   void resize(std::uint64_t bytes);
 
-  // Whether bytes bypass the page cache, and if not, why.
+  // Whether bytes bypass the page cache, and if not, why. If a file cannot be opened a second time
+  // (made with a mode that forbids it, or renamed where /proc is not mounted), they do until the
+  // first write that is not of whole blocks.
   [[nodiscard]] bool direct() const noexcept;
   [[nodiscard]] const std::string& direct_reason() const noexcept;
 

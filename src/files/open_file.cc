@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/alignment.h"
+#include "base/errno_name.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::files {
@@ -33,9 +34,10 @@ std::string hint_for(int code, bool writing) {
       return writing ? "the directory does not exist; make it first"
                      : "no such file; check the path";
     case EACCES:
-    case EPERM:
       return writing ? "no permission to write here; check owner and mode"
                      : "no permission to read it; check owner and mode";
+    case EPERM:
+      return "not permitted; it may be immutable or for appending only (see lsattr)";
     case ENXIO:
       return "a FIFO, a socket or a device without a driver; give a regular file or a block device";
     case EWOULDBLOCK:
@@ -60,15 +62,25 @@ std::string hint_for(int code, bool writing) {
   }
 }
 
+// Whether a second open fails for as long as things stay as they are.
+bool refused_for_good(int code) noexcept {
+  return code == EACCES || code == EPERM || code == ENOENT;
+}
+
+std::string why_not_twice(int code) {
+  const bool forbidden = code == EACCES || code == EPERM;
+  return forbidden ? "its mode does not let it be opened a second time"
+                   : "without /proc it cannot be opened a second time";
+}
+
 }  // namespace
 
 OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
     : system_(system), path_(std::move(path)), open_flags_(open_flags) {}
 
 OpenFile::~OpenFile() {
-  for (const int fd : {direct_fd_, buffered_fd_}) {
-    if (fd >= 0) system_.close(fd);
-  }
+  if (direct_fd_ >= 0) system_.close(direct_fd_);
+  if (buffered_fd_ >= 0 && buffered_fd_ != direct_fd_) system_.close(buffered_fd_);
 }
 
 Error OpenFile::failure(const char* operation, int code) const {
@@ -116,9 +128,10 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
     fd = file->open_path(common, permissions);
   }
   if (fd < 0) return file->failure("open", -fd);
+  file->own_flags_ = true;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
   // From here on it waits: io_uring takes O_NONBLOCK as "rather fail than wait".
-  const int waits = system.set_flags(file->main_fd(), file->direct() ? O_DIRECT : 0);
+  const int waits = system.set_flags(fd, file->direct() ? O_DIRECT : 0);
   if (waits < 0) return file->failure("fcntl", -waits);
   return file;
 }
@@ -163,10 +176,15 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
   if ((flags & O_NONBLOCK) != 0 && file->main_fd() == fd) {
     // io_uring takes it as "rather fail than wait", and the flag is the caller's to clear.
-    if (const Result<int> waits = file->reopen(flags & O_DIRECT); waits.ok()) {
-      (direct ? file->direct_fd_ : file->buffered_fd_) = waits.value();
-      system.close(fd);
+    const Result<int> waits = file->reopen(flags & O_DIRECT);
+    if (!waits.ok()) {
+      return refuse(waits.error().code(),
+                    "it was opened with O_NONBLOCK, and the file cannot be "
+                    "opened a second time without; open it without");
     }
+    (direct ? file->direct_fd_ : file->buffered_fd_) = waits.value();
+    file->own_flags_ = direct;
+    system.close(fd);
   }
   if (!direct && file->direct_reason_.empty()) {
     // The caller's descriptor is buffered; large transfers want one that is not.
@@ -174,13 +192,15 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
       struct statx facts{};
       if (system.statx(reopened.value(), STATX_DIOALIGN, &facts) == 0) {
         file->direct_fd_ = reopened.value();
+        file->own_flags_ = true;
         if (Status learned = file->learn_alignment(facts); !learned.ok()) return learned.error();
       } else {
         system.close(reopened.value());
         file->direct_reason_ = "the alignment of O_DIRECT could not be found out";
       }
     } else {
-      file->direct_reason_ = "the file could not be opened a second time with O_DIRECT";
+      file->direct_reason_ = "the file could not be opened a second time with O_DIRECT (" +
+                             errno_name(reopened.error().code()) + "): " + reopened.error().hint();
     }
   }
   return file;
@@ -225,6 +245,10 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
     direct_reason_ = "O_DIRECT wants blocks of " + std::to_string(offset_alignment) + " bytes here";
   }
   if (!direct_reason_.empty()) {
+    if (buffered_fd_ < 0 && own_flags_) {
+      buffered_fd_ = std::exchange(direct_fd_, -1);  // open() takes O_DIRECT off it
+      return Nothing{};
+    }
     if (const Result<int> buffered = buffered_fd(); !buffered.ok()) return buffered.error();
     system_.close(std::exchange(direct_fd_, -1));
     return Nothing{};
@@ -239,17 +263,61 @@ Result<int> OpenFile::reopen(int extra_flags) {
   const std::string link = "/proc/self/fd/" + std::to_string(main_fd());
   const int flags = open_flags_ | O_CLOEXEC | extra_flags;
   const int fd = system_.open(link.c_str(), flags, 0);
+  if (fd == -ENOENT || fd == -ENOTDIR) return reopen_by_path(flags);
   if (fd < 0) return failure("open a second time", -fd);
   return fd;
 }
 
+// Without /proc there is the path, as long as the file is there.
+Result<int> OpenFile::reopen_by_path(int flags) {
+  struct statx mine{};
+  struct statx facts{};
+  if (const int got = system_.statx(main_fd(), STATX_INO, &mine); got < 0) {
+    return failure("statx", -got);
+  }
+  const auto is_mine = [&](int got) { return got >= 0 && identity_of(facts) == identity_of(mine); };
+  if (is_mine(system_.stat_path(path_.c_str(), STATX_INO, &facts))) {
+    const int fd = open_path(flags, 0);
+    if (fd < 0) return failure("open a second time", -fd);
+    if (is_mine(system_.statx(fd, STATX_INO, &facts)) &&
+        system_.set_flags(fd, flags & O_DIRECT) >= 0) {
+      return fd;
+    }
+    system_.close(fd);
+  }
+  return Error({.operation = "open a second time",
+                .path = path_,
+                .offset = {},
+                .length = {},
+                .code = ENOENT,
+                .hint = "/proc is not mounted, and the file is not at this path; mount /proc"});
+}
+
 Result<int> OpenFile::buffered_fd() {
   const std::lock_guard lock(mutex_);
-  if (buffered_fd_ < 0) {
-    Result<int> fd = reopen(0);
-    if (!fd.ok()) return fd;
+  if (buffered_fd_ >= 0) return buffered_fd_;
+  Result<int> fd = reopen(0);
+  if (fd.ok()) {
     buffered_fd_ = fd.value();
+    return fd;
   }
+  const int code = fd.error().code();
+  if (!refused_for_good(code)) return fd;
+  if (!own_flags_) {
+    return Error({.operation = "open a second time",
+                  .path = path_,
+                  .offset = {},
+                  .length = {},
+                  .code = code,
+                  .hint = why_not_twice(code) +
+                          ", and parts of blocks need a descriptor without O_DIRECT: lend one"});
+  }
+  // Nobody else has this description. Requests under way are served as they began; what comes later
+  // goes through the page cache, whole blocks and parts of blocks alike.
+  if (system_.set_flags(direct_fd_, 0) < 0) return fd;
+  demotion_reason_ = why_not_twice(code) + ", so parts of blocks and O_DIRECT exclude each other";
+  buffered_fd_ = direct_fd_;
+  demoted_.store(true, std::memory_order_release);
   return buffered_fd_;
 }
 

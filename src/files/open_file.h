@@ -2,6 +2,7 @@
 // how errors name it. Knows nothing of operations or memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,20 +32,32 @@ class OpenFile {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] bool readable() const noexcept;
   [[nodiscard]] bool writable() const noexcept;
-  [[nodiscard]] bool direct() const noexcept { return direct_fd_ >= 0; }
-  [[nodiscard]] const std::string& direct_reason() const noexcept { return direct_reason_; }
-  [[nodiscard]] std::size_t memory_alignment() const noexcept { return memory_alignment_; }
-  [[nodiscard]] std::size_t offset_alignment() const noexcept { return offset_alignment_; }
+  // May end at the first call of buffered_fd(). Requests that were planned before are right all the
+  // same: what suits a direct descriptor suits any.
+  [[nodiscard]] bool direct() const noexcept { return direct_fd_ >= 0 && !demoted(); }
+  [[nodiscard]] const std::string& direct_reason() const noexcept {
+    return demoted() ? demotion_reason_ : direct_reason_;
+  }
+  [[nodiscard]] std::size_t memory_alignment() const noexcept {
+    return direct() ? memory_alignment_ : 1;
+  }
+  [[nodiscard]] std::size_t offset_alignment() const noexcept {
+    return direct() ? offset_alignment_ : 1;
+  }
   [[nodiscard]] const Device& device() const noexcept { return *device_; }
 
-  [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }  // -1 if not direct()
-  // The descriptor through the page cache; opened at first use.
+  // -1 if it never was direct().
+  [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }
+  // The descriptor through the page cache; opened at first use. A file that cannot be opened a
+  // second time (its mode forbids it, or there is no /proc and the path is another file's) is not
+  // direct() any more: the one descriptor then serves for all. Only if that is the caller's own, it
+  // is an Error.
   [[nodiscard]] Result<int> buffered_fd();
   // The directory that holds the file now. nullptr where there is none (a deleted file, a block
   // device), so nothing to make durable.
   [[nodiscard]] Result<std::shared_ptr<const Directory>> directory();
   // Any descriptor, for calls that concern the whole file.
-  [[nodiscard]] int main_fd() const noexcept { return direct() ? direct_fd_ : buffered_fd_; }
+  [[nodiscard]] int main_fd() const noexcept { return direct_fd_ >= 0 ? direct_fd_ : buffered_fd_; }
 
   [[nodiscard]] Result<std::uint64_t> size();
   [[nodiscard]] Status resize(std::uint64_t bytes);
@@ -67,14 +80,19 @@ class OpenFile {
   [[nodiscard]] Status learn_alignment(const struct statx& facts);
   [[nodiscard]] int open_path(int flags, unsigned permissions);
   [[nodiscard]] Result<int> reopen(int extra_flags);
+  [[nodiscard]] Result<int> reopen_by_path(int flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
+  [[nodiscard]] bool demoted() const noexcept { return demoted_.load(std::memory_order_acquire); }
 
   os::System& system_;
   std::string path_;
   int open_flags_;  // O_RDONLY, O_WRONLY or O_RDWR
   int direct_fd_ = -1;
   int buffered_fd_ = -1;
-  std::mutex mutex_;  // guards the descriptor that is opened at first use
+  bool own_flags_ = false;            // nobody else uses the description behind direct_fd_
+  std::mutex mutex_;                  // guards what buffered_fd() does at first use
+  std::atomic<bool> demoted_{false};  // direct_fd_ has lost O_DIRECT and is buffered_fd_ too
+  std::string demotion_reason_;       // set before demoted_
   bool regular_ = true;
   bool borrowed_ = false;  // the position in the file is the caller's
   std::string direct_reason_;

@@ -482,9 +482,26 @@ TEST_F(OpenFileTest, direct_in_name_only_is_buffered_or_an_error_and_never_direc
   const auto buffered = OpenFile::open(system, path, Access::read).or_throw();
   EXPECT_FALSE(buffered->direct());
   EXPECT_FALSE(buffered->direct_reason().empty());
+  EXPECT_EQ(::fcntl(buffered->main_fd(), F_GETFL) & (O_DIRECT | O_NONBLOCK), 0);
   const std::size_t before = open_descriptors();
-  system.add({.call = Call::open, .first = system.calls(Call::open) + 1, .error = EMFILE});
+  system.add({.call = Call::set_flags, .first = system.calls(Call::set_flags), .error = EMFILE});
   const auto failed = OpenFile::open(system, path, Access::read);
+  ASSERT_FALSE(failed.ok());
+  EXPECT_EQ(failed.error().code(), EMFILE);
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// The flags of a borrowed descriptor are the caller's.
+TEST_F(OpenFileTest, borrowed_and_direct_in_name_only_it_is_opened_again_or_an_error) {
+  const std::string path = make_file("data");
+  const Descriptor callers(path, O_RDWR | O_DIRECT);
+  if (callers.number() < 0) GTEST_SKIP() << "there is no O_DIRECT here";
+  Aligned system(0);
+  EXPECT_FALSE(OpenFile::borrow(system, callers.number()).or_throw()->direct());
+  EXPECT_NE(::fcntl(callers.number(), F_GETFL) & O_DIRECT, 0);
+  const std::size_t before = open_descriptors();
+  system.add({.call = Call::open, .first = system.calls(Call::open), .error = EMFILE});
+  const auto failed = OpenFile::borrow(system, callers.number());
   ASSERT_FALSE(failed.ok());
   EXPECT_EQ(failed.error().code(), EMFILE);
   EXPECT_EQ(open_descriptors(), before);
@@ -500,6 +517,7 @@ TEST_F(OpenFileTest, a_second_descriptor_that_failed_can_be_had_later) {
   EXPECT_EQ(failed.error().code(), EMFILE);
   EXPECT_FALSE(failed.error().hint().empty());
   EXPECT_TRUE(file->buffered_fd().ok());
+  EXPECT_TRUE(file->direct()) << "it was not for good";
 }
 
 }  // namespace

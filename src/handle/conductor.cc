@@ -465,6 +465,10 @@ Status Conductor::add_run(Transfer& transfer, std::span<const Piece> pieces, con
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
     run.buffered_fd = fd.value();
+    if (rules.direct && !file.direct()) {
+      if (run.cufile != nullptr) return cufile_of(file).error();
+      ledger_->note_fallback(file.direct_reason());
+    }
   }
   transfer.runs.push_back(std::move(run));
   return Nothing{};

@@ -96,11 +96,13 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
 Status InlineMover::move_block(Direction direction, const Part& part, const Plan& plan,
                                const Block& block, Slot* slot, std::uint64_t id) {
   files::OpenFile& file = *part.file;
+  const bool was_direct = file.direct();
   int fd = file.direct_fd();
   if (block.descriptor == Descriptor::buffered) {
     Result<int> buffered = file.buffered_fd();
     if (!buffered.ok()) return buffered.error();
     fd = buffered.value();
+    if (was_direct && !file.direct()) ledger_->note_fallback(file.direct_reason());
   }
   const bool bounced = block.memory == nullptr;
   std::byte* memory = bounced ? slot->memory->data() : block.memory;

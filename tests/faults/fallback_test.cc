@@ -1,7 +1,11 @@
 // F9: what cannot be had is replaced, with a reason and the same bytes; where the caller insisted,
 // it is an error that says why. Refusals are the kernel's own (seccomp, limits, file systems).
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 #include "rig.h"
 #include "support/child.h"
@@ -232,6 +236,75 @@ TEST_P(NoDirect, a_refused_open_with_o_direct_falls_back_to_the_page_cache) {
   EXPECT_EQ(buffer.fault(5, seed), "");
   ASSERT_ENDED_WELL(rig.handle.write(buffer.bytes(), file, 5, Durability::full));
   EXPECT_EQ(pattern_fault(read_whole_file(dir.file("data")), 0, seed), "");
+}
+
+// ---- files that cannot be opened a second time --------------------------------------------------
+
+class OpenedOnce : public ::testing::TestWithParam<EngineKind> {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "becoming another user and hiding /proc need root";
+    if (!File::open(dir_.file("trial"), Access::write).direct()) GTEST_SKIP() << "no O_DIRECT here";
+    ASSERT_EQ(::chmod(dir_.path().c_str(), 0777), 0);
+  }
+
+  // Empty if many writes with ragged ends, queued and by the caller, before and after the first one
+  // that needs the page cache, leave exactly their bytes.
+  static std::string ragged_fault(EngineKind engine, const File& file, const std::string& path) {
+    Handle handle({.engine = engine, .block_bytes = 64 * KiB});
+    Buffer out(file_bytes, 3);
+    out.fill(0, seed);
+    std::vector<Operation> operations;
+    std::size_t at = 0;
+    for (std::size_t i = 0; at < file_bytes; ++i) {
+      const std::size_t wanted = i == 0 ? MiB : 1 + i * 9'973;
+      const auto part = out.bytes().subspan(at, std::min(wanted, file_bytes - at));
+      if (i % 5 == 4) {
+        handle.write_now(part, file, at);
+      } else {
+        operations.push_back(handle.write(part, file, at));
+      }
+      at += part.size();
+    }
+    for (const Operation& operation : operations) operation.wait();
+    const std::vector<std::string> reasons = handle.stats().fallback_reasons;
+    if (std::ranges::none_of(reasons,
+                             [](const auto& one) { return contains(one, "second time"); })) {
+      return "the fallback was not counted";
+    }
+    if (::chmod(path.c_str(), 0600) != 0) return "chmod";
+    const auto written = read_whole_file(path);
+    return written.size() == file_bytes ? pattern_fault(written, 0, seed) : "another length";
+  }
+
+  support::TempDir dir_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Engines, OpenedOnce,
+                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
+                                           EngineKind::libaio, EngineKind::threads),
+                         engine_name);
+
+TEST_P(OpenedOnce, a_file_made_read_only_takes_writes_of_any_length) {
+  const auto child = run_in_child([&]() -> std::string {
+    if (auto fault = support::become_nobody(); !fault.empty()) return fault;
+    const std::string path = dir_.file("data");
+    const File file = File::open(path, Access::write, 0444);
+    if (auto fault = ragged_fault(GetParam(), file, path); !fault.empty()) return fault;
+    return contains(file.direct_reason(), "mode") ? "" : file.direct_reason();
+  });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_P(OpenedOnce, without_proc_and_renamed_a_file_takes_writes_of_any_length) {
+  const auto child = run_in_child([&]() -> std::string {
+    if (auto fault = support::hide_proc(); !fault.empty()) return fault;
+    const File file = File::open(dir_.file("data"), Access::write);
+    if (::rename(dir_.file("data").c_str(), dir_.file("new").c_str()) != 0) return "rename";
+    if (auto fault = ragged_fault(GetParam(), file, dir_.file("new")); !fault.empty()) return fault;
+    return contains(file.direct_reason(), "/proc") ? "" : file.direct_reason();
+  });
+  EXPECT_TRUE(child.passed()) << child;
 }
 
 // ---- memory -------------------------------------------------------------------------------------
