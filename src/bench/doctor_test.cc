@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Error refusal(int code) {
-  return Error({.operation = "io_uring_setup",
+Error refusal(int code, const std::string& operation = "io_uring_setup") {
+  return Error({.operation = operation,
                 .path = {},
                 .offset = {},
                 .length = {},
@@ -178,8 +178,12 @@ TEST_F(DoctorTest, the_reason_why_io_uring_is_refused_is_told) {
   EXPECT_EQ(disabled.status, Status::missing);
   EXPECT_NE(disabled.found.find("kernel.io_uring_disabled is 2"), std::string::npos);
   EXPECT_EQ(disabled.advice, "as root: sysctl -w kernel.io_uring_disabled=0");
+  EXPECT_EQ(judge_io_uring(refusal(EPERM, "io_uring_enter"), tree_).advice, "a hint")
+      << "no sysctl refuses this call";
   plant(tree_.proc + "/sys/kernel/io_uring_disabled", "0");
   plant(tree_.proc + "/self/status", "Name:\tx\nSeccomp:\t2");
+  EXPECT_NE(judge_io_uring(refusal(EPERM, "io_uring_enter"), tree_).found.find("io_uring_enter"),
+            std::string::npos);
   EXPECT_NE(judge_io_uring(refusal(EPERM), tree_).found.find("seccomp"), std::string::npos);
   EXPECT_NE(judge_io_uring(refusal(ENOMEM), tree_).advice.find("ulimit -l"), std::string::npos);
   EXPECT_EQ(judge_io_uring(refusal(EIO), tree_).advice, "a hint");

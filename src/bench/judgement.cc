@@ -106,17 +106,20 @@ Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tr
                   .found = refusal->what(),
                   .advice = refusal->hint()};
   const int code = refusal->code();
+  // The sysctl and the kernel's build have a say in this call alone.
+  const bool at_setup = refusal->operation() == "io_uring_setup";
   const std::string setting = first_line(tree.proc + "/sys/kernel/io_uring_disabled");
-  if (code == EPERM && (setting == "1" || setting == "2")) {
+  if (at_setup && code == EPERM && (setting == "1" || setting == "2")) {
     finding.found = "forbidden: the sysctl kernel.io_uring_disabled is " + setting;
     finding.advice = "as root: sysctl -w kernel.io_uring_disabled=0";
     if (setting == "1") finding.advice += ", or join the group kernel.io_uring_group";
   } else if ((code == EPERM || code == ENOSYS) && filtered_by_seccomp(tree)) {
-    finding.found = "blocked by a seccomp filter, most likely the container's";
+    finding.found =
+        refusal->operation() + " is blocked by a seccomp filter, most likely the container's";
     finding.advice =
         "allow io_uring_setup, io_uring_enter and io_uring_register in its profile "
         "(docker run --security-opt seccomp=FILE)";
-  } else if (code == ENOSYS) {
+  } else if (at_setup && code == ENOSYS) {
     finding.found = "this kernel was built without it";
     finding.advice = "use a kernel with CONFIG_IO_URING, 5.10 or later";
   } else if (code == ENOMEM) {

@@ -107,8 +107,9 @@ class Engine {
   static constexpr Nanoseconds unwatched_limit{1'000'000};
 };
 
-// Opens an engine for up to `depth` requests in flight. The Error says which call was refused and
-// why. `kind` is not `automatic`: choosing is the conductor's task.
+// Opens an engine for up to `depth` requests in flight, if requests come back through one of its
+// kind here. The Error says which call was refused and why. `kind` is not `automatic`: choosing is
+// the conductor's task.
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth,
                                                           os::System& system);
 

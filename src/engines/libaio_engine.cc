@@ -170,8 +170,13 @@ Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
     return refused("io_setup", -opened);
   }
   auto engine = std::make_unique<LibaioEngine>(context, wake_fd, depth);
+  // It works if requests come back: filters refuse system calls one by one.
   if (const int watched = engine->watch_for_wake(); watched < 0) {
     return refused("io_submit", -watched);
+  }
+  io_event none{};
+  if (const int got = ::io_getevents(context, 0, 1, &none, nullptr); got < 0) {
+    return refused("io_getevents", -got);
   }
   return std::unique_ptr<Engine>(std::move(engine));
 }

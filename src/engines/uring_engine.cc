@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <string>
+#include <string_view>
 
 #include "engines/engine.h"
 #include "os/system.h"
@@ -33,9 +34,13 @@ constexpr std::array<unsigned, 3> setup_flags{
 // to ThreadSanitizer, which cannot see it.
 std::atomic<unsigned> rings_closed{0};
 
-std::string why_refused(int code) {
+std::string why_refused(std::string_view operation, int code) {
   switch (code) {
     case EPERM:
+      if (operation != "io_uring_setup") {
+        return "blocked, most likely by the container's seccomp filter; allow io_uring_setup, "
+               "io_uring_enter and io_uring_register, or use another engine";
+      }
       if (os::read_text("/proc/sys/kernel/io_uring_disabled").starts_with("2")) {
         return "the sysctl kernel.io_uring_disabled is 2; set it to 0";
       }
@@ -50,9 +55,16 @@ std::string why_refused(int code) {
     case EMFILE:
     case ENFILE:
       return "out of file descriptors; raise ulimit -n";
+    case ETIME:
+      return "the ring took a request and did not answer; use another engine";
     default:
       return "the ring could not be set up; use another engine";
   }
+}
+
+void close_ring(io_uring& ring) noexcept {
+  rings_closed.fetch_add(1, std::memory_order_release);
+  io_uring_queue_exit(&ring);
 }
 
 class UringEngine final : public Engine {
@@ -61,8 +73,7 @@ class UringEngine final : public Engine {
       : ring_(ring), flags_(flags), wake_fd_(wake_fd), depth_(depth) {}
 
   ~UringEngine() override {
-    rings_closed.fetch_add(1, std::memory_order_release);
-    io_uring_queue_exit(&ring_);
+    close_ring(ring_);
     ::close(wake_fd_);
   }
 
@@ -255,7 +266,33 @@ Error refused(const char* operation, int code) {
                 .offset = {},
                 .length = {},
                 .code = code,
-                .hint = why_refused(code)});
+                .hint = why_refused(operation, code)});
+}
+
+// A ring works if a request comes back through it: filters refuse system calls one by one. It is a
+// small ring of the same kind, since the engine's own belongs to the thread that attaches it.
+Status round_trip(unsigned flags) {
+  io_uring ring{};
+  if (const int opened = io_uring_queue_init(1, &ring, flags); opened < 0) {
+    return refused("io_uring_setup", -opened);
+  }
+  static_cast<void>(rings_closed.load(std::memory_order_acquire));
+  io_uring_probe nothing{};
+  const int registered = (flags & IORING_SETUP_R_DISABLED) != 0
+                             ? io_uring_enable_rings(&ring)
+                             : io_uring_register_probe(&ring, &nothing, 0);
+  int entered = 0;
+  if (registered >= 0) {
+    io_uring_prep_nop(io_uring_get_sqe(&ring));
+    io_uring_cqe* answer = nullptr;
+    __kernel_timespec limit{.tv_sec = 1, .tv_nsec = 0};
+    entered = io_uring_submit_and_wait_timeout(&ring, &answer, 1, &limit, nullptr);
+    if (entered >= 0 && answer == nullptr) entered = -ETIME;
+  }
+  close_ring(ring);
+  if (registered < 0) return refused("io_uring_register", -registered);
+  if (entered < 0) return refused("io_uring_enter", -entered);
+  return Nothing{};
 }
 
 }  // namespace
@@ -274,17 +311,21 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
   if (opened < 0) return refused("io_uring_setup", -opened);
   if ((ring.features & IORING_FEAT_EXT_ARG) == 0) {
     // liburing would take the completion of our watch for its own timeout, and we sleep for ever.
-    io_uring_queue_exit(&ring);
+    close_ring(ring);
     return refused("io_uring_setup", ENOSYS);
   }
   static_cast<void>(rings_closed.load(std::memory_order_acquire));
+  if (Status works = round_trip(flags); !works.ok()) {
+    close_ring(ring);
+    return works.error();
+  }
 
   // A child that touched its parent's ring would hang the parent.
   io_uring_ring_dontfork(&ring);
   const int wake_fd = ::eventfd(0, EFD_CLOEXEC);
   if (wake_fd < 0) {
     const int code = errno;
-    io_uring_queue_exit(&ring);
+    close_ring(ring);
     return refused("eventfd", code);
   }
   return std::unique_ptr<Engine>(std::make_unique<UringEngine>(ring, flags, wake_fd, depth));

@@ -96,35 +96,51 @@ class Fallback : public ::testing::Test {
   std::string path_ = dir_.file("data");
 };
 
-class IoUringRefused : public Fallback, public ::testing::WithParamInterface<int> {};
+// Each of its calls, refused with each error, the others being allowed.
+struct Refused {
+  int call;
+  const char* name;
+  int error;
+};
 
-INSTANTIATE_TEST_SUITE_P(Errors, IoUringRefused, ::testing::Values(EPERM, ENOSYS),
-                         [](const auto& tested) { return strerrorname_np(tested.param); });
+class IoUringRefused : public Fallback, public ::testing::WithParamInterface<Refused> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, IoUringRefused,
+    ::testing::Values(Refused{SYS_io_uring_setup, "io_uring_setup", EPERM},
+                      Refused{SYS_io_uring_setup, "io_uring_setup", ENOSYS},
+                      Refused{SYS_io_uring_enter, "io_uring_enter", EPERM},
+                      Refused{SYS_io_uring_enter, "io_uring_enter", ENOSYS},
+                      Refused{SYS_io_uring_register, "io_uring_register", EPERM},
+                      Refused{SYS_io_uring_register, "io_uring_register", ENOSYS}),
+    [](const auto& tested) {
+      return std::string(tested.param.name) + "_" + strerrorname_np(tested.param.error);
+    });
 
 TEST_P(IoUringRefused, auto_takes_libaio_and_says_why) {
   const auto child = run_in_child([&] {
-    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+    if (auto fault = refuse_system_call(GetParam().call, GetParam().error); !fault.empty()) {
       return fault;
     }
-    return choice_fault(path_, "libaio", {"io_uring_setup", strerrorname_np(GetParam())});
+    return choice_fault(path_, "libaio", {GetParam().name, strerrorname_np(GetParam().error)});
   });
   EXPECT_TRUE(child.passed()) << child;
 }
 
 TEST_P(IoUringRefused, an_explicit_choice_is_an_error_that_says_why) {
   const auto child = run_in_child([&] {
-    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+    if (auto fault = refuse_system_call(GetParam().call, GetParam().error); !fault.empty()) {
       return fault;
     }
-    return refusal_fault(EngineKind::io_uring, GetParam(),
-                         {"io_uring_setup", strerrorname_np(GetParam())});
+    return refusal_fault(EngineKind::io_uring, GetParam().error,
+                         {GetParam().name, strerrorname_np(GetParam().error)});
   });
   EXPECT_TRUE(child.passed()) << child;
 }
 
 TEST_P(IoUringRefused, other_explicit_choices_are_not_touched) {
   const auto child = run_in_child([&] {
-    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+    if (auto fault = refuse_system_call(GetParam().call, GetParam().error); !fault.empty()) {
       return fault;
     }
     for (const EngineKind kind : {EngineKind::libaio, EngineKind::threads}) {
@@ -139,11 +155,11 @@ TEST_P(IoUringRefused, other_explicit_choices_are_not_touched) {
 
 TEST_P(IoUringRefused, with_libaio_refused_too_auto_takes_threads) {
   const auto child = run_in_child([&] {
-    if (auto fault = refuse_system_call(SYS_io_uring_setup, GetParam()); !fault.empty()) {
+    if (auto fault = refuse_system_call(GetParam().call, GetParam().error); !fault.empty()) {
       return fault;
     }
     if (auto fault = refuse_system_call(SYS_io_setup, EAGAIN); !fault.empty()) return fault;
-    return choice_fault(path_, "threads", {"io_uring_setup", "io_setup", "aio-max-nr"});
+    return choice_fault(path_, "threads", {GetParam().name, "io_setup", "aio-max-nr"});
   });
   EXPECT_TRUE(child.passed()) << child;
 }
@@ -166,6 +182,19 @@ TEST_F(Fallback, io_setup_refused_by_a_filter_is_an_error_that_says_so) {
     const auto child = run_in_child([&] {
       if (auto fault = refuse_system_call(SYS_io_setup, code); !fault.empty()) return fault;
       return refusal_fault(EngineKind::libaio, code, {"io_setup"});
+    });
+    EXPECT_TRUE(child.passed()) << child;
+  }
+}
+
+TEST_F(Fallback, libaio_counts_as_working_only_if_requests_come_back) {
+  for (const auto& [call, name] :
+       {std::pair(SYS_io_submit, "io_submit"), std::pair(SYS_io_getevents, "io_getevents")}) {
+    const auto child = run_in_child([&, refused = call, said = name] {
+      const std::vector<int> calls{static_cast<int>(refused), SYS_io_uring_setup};
+      if (auto fault = support::refuse_system_calls(calls, EPERM); !fault.empty()) return fault;
+      auto fault = refusal_fault(EngineKind::libaio, EPERM, {said});
+      return fault.empty() ? choice_fault(path_, "threads", {said}) : fault;
     });
     EXPECT_TRUE(child.passed()) << child;
   }
