@@ -403,7 +403,10 @@ class aio_handle:
             raise _wrong_offset(name.removesuffix("_now"), file, file_offset)
         if name.startswith("write") and not isinstance(file, (int, File)):
             _core.byte_count(buffer)  # what cannot be written makes no file
-            file = File(file, "write", permissions=_PERMISSIONS)
+            # Closed also after a failure, whose traceback keeps this frame; an operation in flight
+            # keeps the file open by itself.
+            with File(file, "write", permissions=_PERMISSIONS) as opened:
+                return self._move(name, buffer, opened, file_offset)
         return self._move(name, buffer, file, file_offset)
 
     def _move(self, name, buffer, file, file_offset):
