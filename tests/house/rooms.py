@@ -233,8 +233,8 @@ def check_loading(root):
 def check_variables(root):
     """No variable of the environment is read in a way that steers a program with privileges."""
     found = []
-    files = [path for folder in ("src", "include", "python/src") for path in cpp_files(root / folder)]
-    for path in files:
+    folders = [root / "src", root / "include", root / "python" / "src"]
+    for path in [path for folder in folders for path in cpp_files(folder)]:
         name = path.relative_to(root).as_posix()
         if is_test(path) or name == VARIABLE_SEAM:
             continue

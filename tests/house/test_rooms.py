@@ -142,7 +142,7 @@ def test_a_planted_variable_is_found(copy, file, line):
 def test_variables_that_steer_nothing_are_not_mistaken(copy):
     for file, line in (
         ("src/cli/table.cc", 'auto* refused = secure_getenv("NO_COLOR");'),
-        ("src/bench/process.cc", "posix_spawnp(&child, words[0], nullptr, nullptr, words, environ);"),
+        ("src/bench/process.cc", "posix_spawnp(&child, words[0], nullptr, {}, words, environ);"),
         ("src/handle/trace.cc", "// getenv() is not asked"),
         ("src/os/system_test.cc", 'auto* before = getenv("HOME");'),
     ):
