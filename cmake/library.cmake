@@ -3,10 +3,12 @@ get_property(rooms GLOBAL PROPERTY tensorferry_rooms)
 list(TRANSFORM rooms REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
 
 add_library(tensorferry SHARED ${objects})
+# Binaries fit the minor version they were built with: a new one may add fields to public structs.
 set_target_properties(tensorferry PROPERTIES VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_link_libraries(tensorferry PRIVATE ${LIBURING} ${LIBAIO} Threads::Threads)
-set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+set(exports ${PROJECT_BINARY_DIR}/exports.map)
+configure_file(cmake/exports.map.in ${exports} @ONLY)
 target_link_options(tensorferry PRIVATE -Wl,--version-script=${exports})
 if(NOT TENSORFERRY_SANITIZE)  # clang leaves a sanitizer's runtime to the program
   target_link_options(tensorferry PRIVATE -Wl,--no-undefined)

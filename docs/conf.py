@@ -13,7 +13,9 @@ COMMAND = Path(os.environ.get("TENSORFERRY_BUILD_DIR", ROOT / "build/release")) 
 
 project = "tensorferry"
 version_text = (ROOT / "include/tensorferry/version.h").read_text()
-release = version = re.search(r'TENSORFERRY_VERSION "([^"]+)"', version_text).group(1)
+release = version = ".".join(
+    re.findall(r"define TENSORFERRY_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", version_text)
+)
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
 source_suffix = {".md": "markdown"}

@@ -45,7 +45,7 @@ enum class Durability : std::uint8_t { none, data, full };
 enum class OpenReads : std::uint8_t { cancel, finish };
 
 // What is left at 0 or `automatic` is taken from the profile that `tensorferry tune` has made for
-// the drive, else from what sysfs tells of it.
+// the drive, else from what sysfs tells of it. New fields come last.
 struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: what the file's device likes best

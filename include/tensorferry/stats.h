@@ -7,7 +7,8 @@
 
 namespace tensorferry {
 
-// A snapshot. Every fallback, retry and short transfer is counted: nothing is silent.
+// A snapshot. Every fallback, retry and short transfer is counted: nothing is silent. New fields
+// come last.
 struct Stats {
   std::uint64_t operations = 0;  // finished, in whichever way
   std::uint64_t failed_operations = 0;

@@ -28,6 +28,7 @@ struct Seams;
 // swapped out by the system and does not count towards the memlock limit.
 enum class SwapMemory : std::uint8_t { page_locked, ordinary };
 
+// New fields come last, here and in SwapStats.
 struct SwapOptions {
   std::vector<std::string> directories;  // at least one; tensors are striped over all of them
   std::size_t buffer_bytes = std::size_t{256} << 20;  // for take() and fetch()

@@ -1,5 +1,9 @@
 // tensorferry: moves tensors between memory and NVMe files, asynchronously, at the speed of the
 // drive, and never loses a byte without saying so. This header is the whole public API.
+//
+// Structs of options and of figures may grow: a new field comes after the others, and its default
+// is what was done before, so that designated initializers stay valid. docs/reference/cpp.md says
+// what else stays, in source and in binary form, from one version to the next.
 #pragma once
 
 #include "tensorferry/aio.h"            // IWYU pragma: export

@@ -1,4 +1,32 @@
 // The one place where the version is written. CMake, pkg-config and every package read it here.
+// What a new version may change is in docs/reference/cpp.md.
 #pragma once
 
-#define TENSORFERRY_VERSION "0.1.0"
+#include <cstdint>
+#include <string_view>
+
+#include "tensorferry/export.h"
+
+#define TENSORFERRY_VERSION_MAJOR 0
+#define TENSORFERRY_VERSION_MINOR 1
+#define TENSORFERRY_VERSION_PATCH 0
+
+// All of it as one number that grows with every version, for #if: 1.2.3 is 1'002'003.
+#define TENSORFERRY_VERSION_NUMBER                                          \
+  (TENSORFERRY_VERSION_MAJOR * 1000000 + TENSORFERRY_VERSION_MINOR * 1000 + \
+   TENSORFERRY_VERSION_PATCH)
+
+// As text: "1.2.3".
+#define TENSORFERRY_VERSION                                                \
+  TENSORFERRY_DOTTED(TENSORFERRY_VERSION_MAJOR, TENSORFERRY_VERSION_MINOR, \
+                     TENSORFERRY_VERSION_PATCH)
+#define TENSORFERRY_DOTTED(major, minor, patch) TENSORFERRY_DOTTED_WORDS(major, minor, patch)
+#define TENSORFERRY_DOTTED_WORDS(major, minor, patch) #major "." #minor "." #patch
+
+namespace tensorferry {
+
+// Of the library that runs; the macros are of the headers that a program was compiled with.
+[[nodiscard]] TENSORFERRY_EXPORT std::uint32_t library_version_number() noexcept;
+[[nodiscard]] TENSORFERRY_EXPORT std::string_view library_version() noexcept;
+
+}  // namespace tensorferry

@@ -26,7 +26,7 @@ def test_the_program_lists_its_commands(ferry):
 
 def test_the_version_is_the_one_number(ferry):
     header = (ROOT / "include/tensorferry/version.h").read_text()
-    version = re.search(r'TENSORFERRY_VERSION "(.+)"', header)[1]
+    version = ".".join(re.findall(r"TENSORFERRY_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\n", header))
     assert ferry("--version").stdout.strip() == f"tensorferry {version}"
 
 

@@ -9,15 +9,43 @@ import pytest
 from conftest import run
 from rooms import ADAPTERS
 
+# It names the fields that a user sets, each in its place: that must compile in every version.
 CONSUMER = r"""
 #include <tensorferry/tensorferry.h>
 
 #include <cstdio>
 #include <vector>
 
+#if TENSORFERRY_VERSION_NUMBER < 1000
+#error "no version to speak of"
+#endif
+
+using namespace tensorferry;
+
+const HandleOptions options{.engine = EngineKind::automatic,
+                            .block_bytes = 1 << 20,
+                            .queue_depth = 8,
+                            .workers = 1,
+                            .submit = Submit::batch,
+                            .overlap = Overlap::on,
+                            .slot_bytes = 0};
+const SwapOptions swap_options{.directories = {"."},
+                               .buffer_bytes = 1 << 20,
+                               .memory = SwapMemory::ordinary,
+                               .run = "consumer",
+                               .rank = 0,
+                               .handle = {.queue_depth = 8, .workers = 1}};
+const Profile profile{
+    .engine = EngineKind::threads, .block_bytes = 1 << 20, .queue_depth = 8, .workers = 1};
+const SwapPart part{.key = "tensor", .offset = 0, .bytes = 4096};
+const CudaStream stream{.handle = nullptr};
+
 int main() {
   try {
-    tensorferry::Handle handle;
+    if (library_version_number() != TENSORFERRY_VERSION_NUMBER) return 2;
+    if (library_version() != TENSORFERRY_VERSION) return 2;
+    tensorferry::Handle handle(options);
+    SwapSpace(swap_options).reserve(1);
     std::vector<std::byte> written(100'000, std::byte{42});
     std::vector<std::byte> read(written.size());
     handle.write(written, "consumer.bin", 7).wait();
@@ -55,8 +83,10 @@ OUTSPOKEN = re.compile(
 
 @pytest.fixture(scope="module")
 def version(root):
-    text = (root / "include/tensorferry/version.h").read_text()
-    return re.search(r'TENSORFERRY_VERSION "(\d+\.\d+\.\d+)"', text).group(1)
+    header = (root / "include/tensorferry/version.h").read_text()
+    numbers = re.findall(r"TENSORFERRY_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\n", header)
+    assert len(numbers) == 3
+    return ".".join(numbers)
 
 
 @pytest.fixture
@@ -155,6 +185,26 @@ def test_the_version_is_the_same_everywhere(root, prefix, build_dir, pkg_config,
     assert (library(prefix, "libtensorferry.so").resolve().name == f"libtensorferry.so.{version}")
     for name in ("CMakeLists.txt", "cmake/library.cmake", "cmake/tensorferry.pc.in"):
         assert version not in (root / name).read_text(), f"{name} repeats the version"
+    minor = version.rpartition(".")[0]
+    assert f"TENSORFERRY_{minor}" not in (root / "cmake/exports.map.in").read_text()
+
+
+def test_binaries_are_bound_to_the_minor_version(prefix, version):
+    """By the name they ask for and by every symbol: docs/reference/cpp.md promises no more."""
+    minor = version.rpartition(".")[0]
+    shared = library(prefix, "libtensorferry.so")
+    assert f"[libtensorferry.so.{minor}]" in run("readelf", "-d", shared)
+    symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", shared).splitlines()]
+    versions = {symbol.partition("@@")[2] for symbol in symbols if "@@" in symbol}
+    assert versions == {f"TENSORFERRY_{minor}"}
+
+
+def test_the_wheel_reads_the_same_version(root, version):
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    source = settings["tool"]["scikit-build"]["metadata"]["version"]
+    match = re.search(source["regex"], (root / source["input"]).read_text(), re.MULTILINE)
+    assert source["result"].format(**match.groupdict()) == version
 
 
 def test_the_shared_library_needs_only_the_system(prefix):

@@ -50,7 +50,7 @@ def installed(wheel, tmp_path_factory):
 
 def test_version_is_the_one_number(wheel):
     header = (ROOT / "include/tensorferry/version.h").read_text()
-    version = re.search(r'TENSORFERRY_VERSION "(.+)"', header)[1]
+    version = ".".join(re.findall(r"TENSORFERRY_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)\n", header))
     assert tensorferry.__version__ == version
     assert wheel.name.startswith(f"tensorferry-{version}-")
 
