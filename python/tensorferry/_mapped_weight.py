@@ -8,8 +8,8 @@ from ._operators import is_view, mapped, written
 
 
 class MappedWeight(torch.Tensor):
-    """A weight as it is on the drive, mapped. It can be read, saved and loaded, not changed: what is
-    written to its memory would not reach the model."""
+    """A weight as it is on the drive, mapped. It can be read, saved and loaded, not changed: what
+    is written to its memory would not reach the model."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -5,11 +5,11 @@ import contextlib
 import copy
 import logging
 import threading
-from dataclasses import dataclass
 
 import torch
 
-from ._homes import Home, OlderValues
+from ._homes import OlderValues
+from ._saved_weights import Place, SavedWeights
 from ._subgroups import page_up
 from ._tracing import span
 
@@ -36,6 +36,7 @@ class Unit:
         self.shown = False  # do its parameters have its memory?
         self.moved = False  # have they ever had it?
         self._versions = []  # of its parameters when they were shown
+        self._is_changed = False  # is all of it known to have changed since?
         residency.units.append(self)
 
     def add(self, home):
@@ -124,9 +125,11 @@ class Unit:
     def note_versions(self):
         """What is in the parameters now need not be written."""
         self._versions = [home.version for home in self.homes]
+        self._is_changed = False
 
-    def bump_versions(self):
-        """What it shows has changed, also where autograd has not seen it."""
+    def note_change(self):
+        """All that it shows has changed, also where autograd has not seen it."""
+        self._is_changed = True
         for home in self.homes:
             if home.version is not None:
                 torch.autograd.graph.increment_version(home.param)
@@ -179,7 +182,9 @@ class Unit:
         self._write()
 
     def _changed(self):
-        """The homes of what somebody has changed, as far as autograd knows."""
+        """The homes of what somebody has changed, as far as is known."""
+        if self._is_changed:
+            return set(self.homes)
         shown = zip(self.homes, self._versions)
         changed = {home for home, version in shown if home.version != version}
         return changed | {home for home in self.homes if home.is_elsewhere(self.memory)}
@@ -267,39 +272,6 @@ class Unit:
         for home in self.homes:
             home.leave()
         self.forget()
-
-
-@dataclass(frozen=True)
-class Place:
-    """What autograd keeps of a weight: where it is."""
-
-    unit: Unit
-    home: Home
-    version: int  # of the weight
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple
-    offset: int
-
-
-class SavedWeights:
-    """Hooks of autograd: weights are saved as their places. What else is saved goes to the hooks
-    that were there before, as those of activation checkpointing."""
-
-    def __init__(self, residency, others):
-        self._residency = residency
-        self._others = others
-
-    def pack(self, tensor):
-        place = self._residency.place_of(tensor)
-        if place is not None or self._others is None:
-            return tensor if place is None else place
-        return self._others[0](tensor)
-
-    def unpack(self, packed):
-        if isinstance(packed, Place):
-            return self._residency.at(packed)
-        return packed if self._others is None else self._others[1](packed)
 
 
 class Residency:
@@ -468,7 +440,8 @@ class Residency:
                 return
             try:
                 self._bring(unit)
-                if not replacing:
+                # In inference mode nobody knows what of it is replaced.
+                if not replacing or torch.is_inference_mode_enabled():
                     unit.check_newest()
                 unit.show()
             except BaseException:
@@ -533,7 +506,7 @@ class Residency:
         others = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if others is not None:
             owner = getattr(others[0], "__self__", None)
-            if isinstance(owner, SavedWeights) and owner._residency is self:
+            if isinstance(owner, SavedWeights) and owner.residency is self:
                 return None
         return SavedWeights(self, others)
 
@@ -558,10 +531,15 @@ class Residency:
             unit.note_versions()
             unit.write_back()
 
+        self.note_changes(units)  # where Ctrl-C keeps one from being written now, leaving does it
         with self._lock:
-            for unit in units:  # where Ctrl-C keeps one from being written now, leaving does it
-                unit.bump_versions()
             self._each(write, units)
+
+    def note_changes(self, units):
+        """What they show has changed: who leaves them writes it."""
+        with self._lock:
+            for unit in units:
+                unit.note_change()
 
     def settle(self):
         """Waits until the drive has all values."""

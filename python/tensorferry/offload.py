@@ -220,6 +220,8 @@ class OffloadedParameters(_OnDrive):
                 raise
 
         def after_load(*_):
+            if torch.is_inference_mode_enabled():  # where autograd sees no change
+                self._residency.note_changes(needed)
             self._leave(module)
 
         def fill(_module, state_dict, prefix, _metadata):
@@ -299,7 +301,8 @@ class OffloadedParameters(_OnDrive):
     def gather(self, module=None, *, modify=False):
         """Inside, all weights of a module (of the model, if none is named) are in memory, whatever
         that takes. What is changed in place goes to the drive at the end; with modify=True all
-        does, also what was changed through .data or numpy, which torch does not notice."""
+        does, also what was changed through .data or numpy or in torch.inference_mode(), which
+        autograd does not notice."""
         self._end_calls_that_are_over()
         module = self._model if module is None else module
         inside = set(module.modules())

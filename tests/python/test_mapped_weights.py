@@ -101,6 +101,15 @@ def test_it_is_saved_and_loaded(tmp_path, name):
         assert_same(model.state_dict(), {n: value * 2 for n, value in wanted.items()})
 
 
+def test_it_is_loaded_in_inference_mode(tmp_path):
+    """Where autograd sees no change."""
+    model = make("mlp")
+    wanted = {name: value * 2 for name, value in model.state_dict().items()}
+    with offloaded(model, tmp_path), torch.inference_mode():
+        model.load_state_dict(wanted)
+        assert_same(plain(model.state_dict()), wanted)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_safetensors_saves_it(tmp_path, name):
     safetensors = pytest.importorskip("safetensors.torch")
