@@ -8,6 +8,8 @@
   alternating runs.
 - Ctrl-C: from the signal to KeyboardInterrupt in a wait.
 - A million reads: memory and descriptors before and after.
+- A fork beside 2 GiB of page-locked memory that were used and are idle, and beside none: how long
+  os.fork() takes in the parent, and how much memory the child has to itself.
 """
 
 from __future__ import annotations
@@ -87,6 +89,35 @@ after = measure()
 print(*before, *after)
 """
 
+FORK_JOB = """
+import os, statistics, sys, time
+import tensorferry
+path, size, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+buffer = tensorferry.PinnedBuffer(max(size, 8 << 20))
+handle = tensorferry.Handle()
+if size:
+    part = memoryview(buffer)[: 8 << 20]
+    handle.write(part, path).wait()
+    handle.read(part, path).wait()
+else:
+    buffer.free()
+times = []
+for _ in range(rounds):
+    reader, writer = os.pipe()
+    start = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        with open("/proc/self/smaps_rollup") as lines:
+            kib = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+        os.write(writer, str(kib).encode())
+        os._exit(0)
+    times.append(time.perf_counter() - start)
+    kib = int(os.read(reader, 100))
+    os.waitpid(child, 0)
+    os.close(reader), os.close(writer)
+print(statistics.median(times) * 1000, kib)
+"""
+
 ENV = os.environ | {"PYTHONPATH": str(ROOT / "build" / "release" / "python"), "PYTHONHASHSEED": "0"}
 
 
@@ -161,6 +192,14 @@ def many_figure(path: str, count: int) -> None:
               f"after; descriptors {before_fds}, {after_fds}")
 
 
+def fork_figure(path: str, rounds: int) -> None:
+    for size, name in ((0, "no page-locked memory"), (2 << 30, "2 GiB used and idle")):
+        ms, private_kib = map(float, run(python(FORK_JOB, path, size, rounds)).split())
+        shown = verdict(ms, 50) if size else "for comparison"
+        print(f"fork beside {name}: {ms:.1f} ms, median of {rounds}; {private_kib / 1024:.0f} MiB "
+              f"copied for the child; {shown}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -179,6 +218,7 @@ def main() -> int:
         call_figure(path, options.rounds)
         ctrl_c_figure(str(Path(on_disk) / "data.bin"), options.rounds)
         many_figure(path, options.reads)
+        fork_figure(str(Path(on_disk) / "forked.bin"), options.rounds)
     return 0
 
 

@@ -46,8 +46,9 @@ struct WriteTransfer {
 // A Handle that is closed or destroyed finishes the writes it has accepted and cancels its reads;
 // to give writes up, call cancel_all() first.
 //
-// After fork() a Handle belongs to the parent; in the child its use is an Error and its destruction
-// is safe.
+// After fork() a Handle belongs to the parent. In the child its use is an Error (ECHILD), stats()
+// and options() aside, which tell what was at the fork, and its destruction is safe. That holds
+// whatever other threads of the parent were doing.
 class TENSORFERRY_EXPORT Handle {
  public:
   // Throws Error for settings out of range and for an explicit engine that cannot be had.
@@ -121,7 +122,7 @@ class TENSORFERRY_EXPORT Handle {
   explicit Handle(std::unique_ptr<handle::Conductor> conductor);
 
  private:
-  std::unique_ptr<handle::Conductor> conductor_;
+  std::shared_ptr<handle::Conductor> conductor_;  // one owner; the deleter knows of fork()
 };
 
 }  // namespace tensorferry

@@ -23,6 +23,10 @@ class Transfer;
 // unless it lies in a PinnedBuffer (which is then kept alive). Letting go of an Operation neither
 // cancels it nor waits for it; its Handle finishes a write and cancels a read when it is destroyed.
 // All members may be called from any thread, also after the Handle is gone.
+//
+// After fork() an operation goes on in the parent. In the child one that was done tells how it
+// ended; one that was not stays so: wait() and when_done() throw Error (ECHILD), cancel() does
+// nothing.
 class [[nodiscard]] TENSORFERRY_EXPORT Operation {
  public:
   using Clock = std::chrono::steady_clock;

@@ -22,6 +22,11 @@ enum class KnownToCuda : std::uint8_t { yes, no };
 // Owns its memory and moves, never copies. Every Handle recognises memory inside a PinnedBuffer
 // and registers it once with each of its rings. Operations in flight keep the memory alive, so
 // freeing early is safe: the pages go when the last operation on them is done.
+//
+// After fork() the memory is the parent's alone. The kernel would copy all of it for each child,
+// because rings and CUDA have it registered, so children do not get it. In a child the addresses
+// stay taken for good and nothing is there: touching them is a fault (SIGSEGV), moving them is an
+// Error (EFAULT), is_pinned() is false, free() and the destructor are safe. A child makes its own.
 class TENSORFERRY_EXPORT PinnedBuffer {
  public:
   // Maps, zeroes and locks. Over the memlock limit the memory works unlocked: see locked().

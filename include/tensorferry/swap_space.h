@@ -53,7 +53,9 @@ struct SwapStats {
 };
 
 // A part of the buffers of a SwapSpace. Copies share it; its room is free again when
-// the last one is gone and no operation uses it. May outlive its SwapSpace.
+// the last one is gone and no operation uses it. May outlive its SwapSpace. After fork() it is the
+// parent's alone, as a PinnedBuffer is, also where the buffers are ordinary memory: a child that
+// touches it faults.
 class TENSORFERRY_EXPORT SwapBuffer {
  public:
   [[nodiscard]] std::span<std::byte> bytes() const noexcept;  // begins a page
@@ -71,7 +73,8 @@ class TENSORFERRY_EXPORT SwapBuffer {
 
 // Tensors as they are on the drive, mapped into memory: pages come as they are touched and can
 // leave again. What is written to it is private and never reaches the drive. Stays as it was also
-// when the tensor is put again or dropped, and may outlive its SwapSpace.
+// when the tensor is put again or dropped, and may outlive its SwapSpace. A child of fork() has it
+// too.
 class TENSORFERRY_EXPORT SwapView {
  public:
   [[nodiscard]] std::span<std::byte> bytes() const noexcept;
@@ -93,6 +96,9 @@ struct SwapPart {
 // and rank below each of the given ones. They are removed when it is destroyed; those of a run that
 // was killed, when the next one starts. All members may be called from any number of threads.
 //
+// After fork() it belongs to the parent. In a child its use is an Error (ECHILD), directories() and
+// notes() aside, and its end, and that of its buffers and views, does nothing and is safe.
+//
 // A tensor that is put again goes to another place, and the old one is free when the new one is
 // on the drive: readers see the old bytes or the new ones, and a put that fails changes nothing.
 class TENSORFERRY_EXPORT SwapSpace {
@@ -103,7 +109,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   // that is not ours where ours should be: a symbolic link, another user's directory.
   explicit SwapSpace(const SwapOptions& options);
   // Cancels what is in flight, waits until the kernel has let go of every buffer, removes the
-  // files. In a child of fork() it does nothing of that.
+  // files.
   ~SwapSpace();
   SwapSpace(SwapSpace&&) noexcept;
   SwapSpace& operator=(SwapSpace&&) noexcept;
@@ -167,7 +173,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   SwapSpace(const SwapOptions& options, const swap::Seams& seams);
 
  private:
-  std::shared_ptr<swap::Space> space_;
+  std::shared_ptr<swap::Space> space_;  // its deleter knows of fork()
 };
 
 }  // namespace tensorferry

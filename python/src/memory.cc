@@ -39,6 +39,11 @@ struct PyPinnedBuffer {
     live_buffers().erase(first);
   }
 
+  // Made before a fork: then this process has nothing at its addresses.
+  [[nodiscard]] bool of_parent() const noexcept {
+    return memory.size() > 0 && !is_pinned(memory.bytes());
+  }
+
   static PinnedBuffer make(std::size_t bytes, KnownToCuda cuda) {
     const Unlocked unlocked;  // zeroing and locking takes time
     return PinnedBuffer(bytes, cuda);
@@ -62,6 +67,12 @@ int get_buffer(PyObject* object, Py_buffer* view, int flags) {
   auto* self = nb::inst_ptr<PyPinnedBuffer>(object);
   if (self->memory.data() == nullptr) {
     PyErr_SetString(PyExc_BufferError, "this PinnedBuffer has been freed");
+    return -1;
+  }
+  if (self->of_parent()) {
+    PyErr_SetString(PyExc_BufferError,
+                    "this PinnedBuffer was made before fork() and is the parent's alone; make "
+                    "another one in the child");
     return -1;
   }
   const int got = PyBuffer_FillInfo(view, object, self->memory.data(),
@@ -93,7 +104,7 @@ bool is_pinned_buffer(nb::handle object) {
     }
   }
   if (bytes.empty()) return false;
-  if (const PyPinnedBuffer* ours = find_buffer(bytes)) return !ours->retired;
+  if (const PyPinnedBuffer* ours = find_buffer(bytes)) return !ours->retired && !ours->of_parent();
   if (!is_tensor(object)) return is_pinned(bytes);
   return nb::cast<bool>(object.attr("is_pinned")());  // by torch itself
 }
@@ -111,6 +122,7 @@ nb::dict pinned_stats() {
   std::size_t locked = 0;
   std::string reason;
   for (const auto& [first, buffer] : live_buffers()) {
+    if (buffer->of_parent()) continue;
     bytes += buffer->memory.size();
     if (buffer->memory.locked()) locked += buffer->memory.size();
     if (reason.empty()) reason = buffer->memory.lock_reason();
@@ -124,6 +136,7 @@ nb::dict pinned_stats() {
 
 std::string describe(const PyPinnedBuffer& self) {
   if (self.memory.data() == nullptr) return "<tensorferry.PinnedBuffer: freed>";
+  if (self.of_parent()) return "<tensorferry.PinnedBuffer: made before fork(), the parent's>";
   std::string text = "<tensorferry.PinnedBuffer: " + std::to_string(self.memory.size()) + " bytes";
   text += self.memory.locked() ? ", locked" : ", not locked: " + self.memory.lock_reason();
   return text + ">";
@@ -136,6 +149,10 @@ void bind_buffers(nb::module_& module) {
 It has the buffer protocol: give it to NumPy or torch, whose views keep it alive. In a process that
 uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
 leaves that to others.
+
+After a fork it is the parent's alone: a child does not get the memory, so that no fork has to copy
+it. In a child its views cannot be made (BufferError) or moved (OSError), and whoever touches a view
+or tensor from before the fork ends with SIGSEGV. Make what a child uses in the child.
 
 >>> import tensorferry
 >>> buffer = tensorferry.PinnedBuffer(1 << 20)

@@ -17,10 +17,21 @@ namespace {
 using PySwapSpace = DockOf<SwapSpace>;
 using Clock = SwapSpace::Clock;
 
+// A child of fork() has the views of a swap space, and nothing of its buffers.
+bool of_parent(const SwapView& /*view*/) { return false; }
+bool of_parent(const SwapBuffer& buffer) { return !in_swap_buffer(buffer.bytes()); }
+
 // Memory of a swap space for NumPy and torch, whose views keep it.
 template <class Memory>
 int get_buffer(PyObject* object, Py_buffer* view, int flags) {
-  const std::span<std::byte> bytes = nb::inst_ptr<Memory>(object)->bytes();
+  const auto* const self = nb::inst_ptr<Memory>(object);
+  if (of_parent(*self)) {
+    PyErr_SetString(PyExc_BufferError,
+                    "this buffer was taken before fork() and is the parent's alone; open a "
+                    "SwapSpace in the child");
+    return -1;
+  }
+  const std::span<std::byte> bytes = self->bytes();
   return PyBuffer_FillInfo(view, object, bytes.data(), static_cast<Py_ssize_t>(bytes.size()), 0,
                            flags);
 }
@@ -161,10 +172,14 @@ void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_byt
 
 std::string describe(const PySwapSpace& self) {
   if (self.closed()) return "<tensorferry.SwapSpace: closed>";
-  const SwapStats now = self.with([](SwapSpace& space) { return space.stats(); });
-  return "<tensorferry.SwapSpace: " + std::to_string(now.tensors) + " tensors, " +
-         std::to_string(now.tensor_bytes) + " bytes, " + std::to_string(now.read_bytes) +
-         " read, " + std::to_string(now.written_bytes) + " written>";
+  try {
+    const SwapStats now = self.with([](SwapSpace& space) { return space.stats(); });
+    return "<tensorferry.SwapSpace: " + std::to_string(now.tensors) + " tensors, " +
+           std::to_string(now.tensor_bytes) + " bytes, " + std::to_string(now.read_bytes) +
+           " read, " + std::to_string(now.written_bytes) + " written>";
+  } catch (const Error& error) {  // as in a forked child
+    return "<tensorferry.SwapSpace: " + error.hint() + ">";
+  }
 }
 
 using SpaceClass = nb::class_<PySwapSpace>;
@@ -288,7 +303,8 @@ void bind_swap(nb::module_& module) {
                          R"(A part of the page-locked buffers of a SwapSpace, in whole pages.
 
 It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
-is free again when all of them are gone and no operation uses it.
+is free again when all of them are gone and no operation uses it. A child of a fork does not get the
+memory, as with PinnedBuffer, also where it is not page-locked.
 )")
       .def("__len__", [](const SwapBuffer& self) { return self.bytes().size(); });
   nb::class_<SwapView>(module, "SwapView", nb::type_slots(memory_slots<SwapView>),
@@ -306,6 +322,8 @@ Files are made in a directory of its own below each of the given ones, and remov
 Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
 fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
 `run` and `rank` name the directory.
+
+It belongs to the process that opened it: in a child of a fork its use is a ChildProcessError.
 
 >>> import tensorferry
 >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:

@@ -85,6 +85,10 @@ class PinnedBuffer:
     uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
     leaves that to others.
 
+    After a fork it is the parent's alone: a child does not get the memory, so that no fork has to copy
+    it. In a child its views cannot be made (BufferError) or moved (OSError), and whoever touches a view
+    or tensor from before the fork ends with SIGSEGV. Make what a child uses in the child.
+
     >>> import tensorferry
     >>> buffer = tensorferry.PinnedBuffer(1 << 20)
     >>> memoryview(buffer)[:4].tolist()
@@ -328,7 +332,8 @@ class SwapBuffer:
     A part of the page-locked buffers of a SwapSpace, in whole pages.
 
     It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
-    is free again when all of them are gone and no operation uses it.
+    is free again when all of them are gone and no operation uses it. A child of a fork does not get the
+    memory, as with PinnedBuffer, also where it is not page-locked.
     """
 
     def __len__(self) -> int: ...
@@ -351,6 +356,8 @@ class SwapSpace:
     Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
     fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
     `run` and `rank` name the directory.
+
+    It belongs to the process that opened it: in a child of a fork its use is a ChildProcessError.
 
     >>> import tensorferry
     >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:

@@ -164,7 +164,9 @@ class pin_handle:
     def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
         """A 1-D CPU tensor of the example's dtype at the start of its own page-locked pages.
 
-        It is freed by free_cpu_locked_tensor() or when it and all its views are gone.
+        It is freed by free_cpu_locked_tensor() or when it and all its views are gone. A child of a
+        fork, such as a DataLoader's worker, does not get its memory: one that touches the tensor
+        ends with SIGSEGV.
         """
         import torch
 

@@ -11,12 +11,12 @@
 #include "base/alignment.h"
 #include "engines/cufile.h"
 #include "handle/trace.h"
+#include "os/kept_memory.h"
 #include "tensorferry/gds.h"
 
 namespace tensorferry::handle {
 
 namespace {
-
 
 // Neighbours up to this size share a request; the copy costs less than requests of their own.
 constexpr std::uint64_t merge_bytes_max = 128 * KiB;
@@ -101,13 +101,6 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
 }
 
 Conductor::~Conductor() {
-  if (generation_ != os::fork_generation()) {
-    // In a forked child the workers do not exist and the rings are the parent's: touch nothing.
-    for (const Team* team : {&main_, &buffered_, &gds_}) {
-      if (team->crew != nullptr) team->crew->abandon(team->crew);
-    }
-    return;
-  }
   (void)close(std::nullopt, OpenReads::cancel);
   ledger_->report_lost();
 }
@@ -171,6 +164,11 @@ Status Conductor::check(Direction direction, const Part& part) const {
     return refuse(EBADF, "the file was opened for reading only; open it for both");
   }
   if (part.memory == nullptr && part.bytes > 0) return refuse(EFAULT, "the memory is null");
+  if (os::kept_by_parent({part.memory, part.bytes})) {
+    return refuse(EFAULT,
+                  "the memory is the parent's: children of fork() get no page-locked memory and no "
+                  "swap buffers; make them in the child");
+  }
   constexpr auto end_max = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (part.offset > end_max || part.bytes > end_max - part.offset) {
     return refuse(EINVAL, "offset plus length is beyond what a file can hold");

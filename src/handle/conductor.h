@@ -33,7 +33,8 @@ struct Parts {
 // A Handle over injected parts. Throws like Handle's constructor.
 [[nodiscard]] Handle make_handle(const HandleOptions& options, Parts parts);
 
-// Thread-safe.
+// Thread-safe. Destroyed only by the process that made it (os::DeleteOwn): a forked child has
+// neither its workers nor its rings.
 class Conductor {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Conductor>> create(const HandleOptions& options,

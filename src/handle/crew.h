@@ -13,7 +13,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -73,9 +72,6 @@ class Crew : public std::enable_shared_from_this<Crew> {
 
   // Cancels every operation there is.
   void cancel_all() noexcept;
-
-  // Keeps the crew, which is `self`, for ever and as it is: for a forked child.
-  void abandon(std::shared_ptr<Crew> self) noexcept { self_ = std::move(self); }
 
   [[nodiscard]] const CrewOptions& options() const noexcept { return options_; }
   [[nodiscard]] double cpu_seconds();

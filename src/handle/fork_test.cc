@@ -1,11 +1,20 @@
 // fork(): a handle stays with the parent, who goes on; the child opens its own.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <fstream>
+#include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "handle/handle_fixture.h"
+#include "handle/ledger.h"
+#include "handle/trace.h"
+#include "handle/transfer.h"
 #include "support/child.h"
 
 namespace tensorferry::handle {
@@ -88,12 +97,12 @@ TEST_P(Fork, the_child_works_with_a_handle_of_its_own) {
   parents.read(pinned.bytes(), file).wait();
   const auto result = support::run_in_child([&]() -> std::string {
     Handle own(options());
-    std::fill(pinned.bytes().begin(), pinned.bytes().end(), std::byte{0});
-    own.read(pinned.bytes(), file).wait();
+    PinnedBuffer locked(4 * MiB);
+    own.read(locked.bytes(), file).wait();
     Memory memory(MiB, 1);
     own.read(memory.bytes(), path, 5).wait();
     own.read_now(memory.bytes().first(100), file, 5);
-    return support::pattern_fault(pinned.bytes(), 0, 1) +
+    return support::pattern_fault(locked.bytes(), 0, 1) +
            support::pattern_fault(memory.bytes(), 5, 1);
   });
   EXPECT_TRUE(result.passed()) << result;
@@ -134,6 +143,168 @@ TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
   over = true;
   for (std::thread& user : users) user.join();
   for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+}
+
+// --- Locks: another thread of the parent may hold any of them at the moment of the fork ----------
+
+// A child that hangs has found one held.
+constexpr std::chrono::seconds child_limit{20};
+
+// What a child may ask of operations that are done, and of handles. Empty if all is well.
+std::string asked(Handle& handle, const Operation& ended, const Operation& failed) {
+  if (handle.stats().operations < 2) return "the figures are not those of the parent";
+  if (ended.error() || !failed.error()) return "error() is wrong";
+  const Operation::Timing timing = ended.timing();
+  if (timing.finished < timing.started || timing.started < timing.queued) return "timing()";
+  ended.wait();
+  if (error_of([&] { failed.wait(); }).code() != ENODATA) return "the error is another one";
+  bool told = false;
+  ended.when_done([&told] { told = true; });
+  failed.cancel();
+  return told && ended.bytes() == KiB ? "" : "when_done() or bytes()";
+}
+
+TEST_P(Fork, a_child_can_ask_what_other_threads_were_asking) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", KiB, 1), Access::read);
+  std::optional<Handle> handle(std::in_place, options());
+  Memory memory(2 * KiB);
+  const Operation ended = handle->read(memory.bytes().first(KiB), file);
+  const Operation failed = handle->read(memory.bytes(), file);
+  ASSERT_EQ(outcome_code(ended), 0);
+  ASSERT_EQ(outcome_code(failed), ENODATA);
+  std::atomic<bool> over{false};
+  std::vector<std::thread> busy;
+  const auto keep_asking = [&](auto question) {
+    busy.emplace_back([&over, question] {
+      while (!over) question();
+    });
+  };
+  keep_asking([&] { (void)failed.error(); });
+  keep_asking([&] { (void)ended.timing(); });
+  keep_asking([&] { (void)handle->stats(); });
+  std::string complaint;
+  for (int round = 0; round < 40 && complaint.empty(); ++round) {
+    const auto child = support::run_in_child(
+        [&]() -> std::string {
+          std::string said = asked(*handle, ended, failed);
+          handle.reset();
+          Handle own(options());
+          (void)own.stats();
+          return said;
+        },
+        child_limit);
+    if (!child.passed()) complaint = ::testing::PrintToString(child);
+  }
+  over = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_EQ(complaint, "");
+}
+
+TEST_P(Fork, a_child_can_end_what_other_threads_were_using) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", KiB, 1), Access::read);
+  std::atomic<bool> over{false};
+  std::optional<Handle> handle(std::in_place, options());
+  std::vector<std::thread> busy;
+  for (int user = 0; user < 3; ++user) {
+    busy.emplace_back([&, user] {
+      Memory memory(KiB, static_cast<std::size_t>(user));
+      while (!over) {
+        handle->read_now(memory.bytes(), file);
+        const Operation operation = handle->read(memory.bytes(), file);
+        operation.when_done([] {});
+        operation.wait();
+      }
+    });
+  }
+  std::string complaint;
+  for (int round = 0; round < 50 && complaint.empty(); ++round) {
+    Memory memory(KiB);
+    std::optional<Operation> operation = handle->read(memory.bytes(), file);
+    const auto child = support::run_in_child(
+        [&]() -> std::string {
+          operation->cancel();
+          if (!operation->done()) {
+            const int code = error_of([&] { operation->when_done([] {}); }).code();
+            if (code != ECHILD) return "when_done() gave " + std::to_string(code);
+          }
+          operation.reset();
+          handle.reset();
+          return {};
+        },
+        child_limit);
+    if (!child.passed()) complaint = ::testing::PrintToString(child);
+    operation->wait();
+  }
+  over = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_EQ(complaint, "");
+}
+
+TEST(ForkedLedger, can_be_read_whatever_other_threads_note) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  Ledger ledger;
+  for (int i = 0; i < 20; ++i) ledger.note_fallback("reason " + std::to_string(i));
+  std::atomic<bool> over{false};
+  std::thread noting([&] {
+    while (!over) ledger.note_fallback("reason 19");
+  });
+  std::string complaint;
+  for (int round = 0; round < 100 && complaint.empty(); ++round) {
+    const auto child = support::run_in_child(
+        [&]() -> std::string {
+          const auto reasons = ledger.fallback_reasons();
+          return reasons.size() == 20 && reasons.back() == "reason 19" ? "" : "others";
+        },
+        child_limit);
+    if (!child.passed()) complaint = ::testing::PrintToString(child);
+  }
+  over = true;
+  noting.join();
+  EXPECT_EQ(complaint, "");
+}
+
+TEST(ForkedTrace, can_be_asked_for_problems_whatever_other_threads_ask) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  std::atomic<bool> over{false};
+  std::thread asking([&over] {
+    while (!over) (void)Trace::problem();
+  });
+  std::string complaint;
+  for (int round = 0; round < 100 && complaint.empty(); ++round) {
+    const auto child = support::run_in_child([] { return Trace::problem(); }, child_limit);
+    if (!child.passed()) complaint = ::testing::PrintToString(child);
+  }
+  over = true;
+  asking.join();
+  EXPECT_EQ(complaint, "");
+}
+
+TEST(ForkedTransfer, can_end_in_a_child_although_a_thread_of_the_parent_waits_for_it) {
+  auto transfer = std::make_shared<Transfer>(Direction::read, "read", std::make_shared<Ledger>());
+  std::atomic<pid_t> waiter{0};
+  std::thread waiting([&waiter, &all = *transfer] {
+    waiter = ::gettid();
+    (void)all.wait_until(std::nullopt);
+  });
+  // Asleep in the wait, as /proc says.
+  const auto asleep = [&waiter] {
+    std::ifstream stat("/proc/self/task/" + std::to_string(waiter) + "/stat");
+    std::string line;
+    std::getline(stat, line);
+    return line.find(") S ") != std::string::npos;
+  };
+  while (waiter == 0 || !asleep()) std::this_thread::yield();
+  const auto child = support::run_in_child(
+      [&]() -> std::string {
+        transfer.reset();
+        return {};
+      },
+      child_limit);
+  EXPECT_TRUE(child.passed()) << child;
+  transfer->complete();
+  waiting.join();
 }
 
 TENSORFERRY_ON_EVERY_ENGINE(Fork);

@@ -7,6 +7,7 @@
 #include "handle/conductor.h"
 #include "handle/transfer.h"
 #include "os/cuda.h"
+#include "os/system.h"
 
 namespace tensorferry {
 
@@ -32,7 +33,8 @@ Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t 
 }  // namespace
 
 Handle::Handle(HandleOptions options) : Handle(Conductor::create(options, {}).or_throw()) {}
-Handle::Handle(std::unique_ptr<Conductor> conductor) : conductor_(std::move(conductor)) {}
+Handle::Handle(std::unique_ptr<Conductor> conductor)
+    : conductor_(conductor.release(), os::DeleteOwn{}) {}
 Handle::~Handle() = default;
 Handle::Handle(Handle&&) noexcept = default;
 Handle& Handle::operator=(Handle&&) noexcept = default;

@@ -1,7 +1,7 @@
 // What a handle has done: counters that every worker and inline caller adds to. Thread-safe.
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -43,9 +43,10 @@ class Ledger {
   void note_fallback(const std::string& reason) {
     add(fallbacks);
     const std::lock_guard lock(mutex_);
-    if (reasons_.size() < reasons_max &&
-        std::find(reasons_.begin(), reasons_.end(), reason) == reasons_.end()) {
-      reasons_.push_back(reason);
+    for (auto& slot : reasons_) {
+      const std::string* const noted = slot.load(std::memory_order_relaxed);
+      if (noted == nullptr) slot.store(new std::string(reason), std::memory_order_release);
+      if (noted == nullptr || *noted == reason) return;
     }
   }
 
@@ -54,9 +55,15 @@ class Ledger {
     if (!reason.empty()) note_fallback(reason + "; copies to and from GPUs are slower");
   }
 
+  // Takes no lock: in a forked child another thread of the parent may have it for ever.
   [[nodiscard]] std::vector<std::string> fallback_reasons() const {
-    const std::lock_guard lock(mutex_);
-    return reasons_;
+    std::vector<std::string> reasons;
+    for (const auto& slot : reasons_) {
+      const std::string* const noted = slot.load(std::memory_order_acquire);
+      if (noted == nullptr) break;
+      reasons.push_back(*noted);
+    }
+    return reasons;
   }
 
   // An operation failed and nobody has asked about it, or was given up when its handle closed.
@@ -91,10 +98,17 @@ class Ledger {
                           std::to_string(others) + " more operations failed unseen"});
   }
 
+  Ledger() = default;
+  ~Ledger() {
+    for (auto& slot : reasons_) delete slot.load(std::memory_order_relaxed);
+  }
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
  private:
   static constexpr std::size_t reasons_max = 32;
-  mutable std::mutex mutex_;
-  std::vector<std::string> reasons_;
+  std::mutex mutex_;  // of those who note reasons or losses
+  std::array<std::atomic<const std::string*>, reasons_max> reasons_{};  // from the first on
   std::optional<Error> lost_;
   std::size_t lost_count_ = 0;
 };

@@ -222,7 +222,7 @@ TEST_P(MemoryUse, that_is_not_of_huge_pages_is_told_of_once_for_each_ring) {
   if (GetParam() != EngineKind::io_uring) GTEST_SKIP() << "nothing is registered";
   const std::string path = make_file("data", 4 * MiB, 1);
   support::FaultySystem refuses;
-  refuses.add({.call = support::Call::advise, .error = EINVAL});
+  refuses.add({.call = support::Call::advise, .times = 2, .error = EINVAL});
   const auto region = memory::Region::create(4 * MiB, refuses).or_throw();
   memory::list_region(region, KnownToCuda::yes);
   Handle handle({.engine = GetParam(), .workers = 1});

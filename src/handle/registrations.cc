@@ -39,11 +39,7 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
     (refused == 0 ? entry.indexes : free_indexes_).push_back(index);
   }
   if (refused != 0) {
-    for (const unsigned index : entry.indexes) {
-      engine_.unregister_buffer(index);
-      free_indexes_.push_back(index);
-    }
-    entry.indexes.clear();
+    unregister(entry);
     ledger_.note_fallback(
         "page-locked memory could not be registered with the ring (" + errno_name(refused) +
         "); it works unregistered; for ENOMEM raise the memlock limit (ulimit -l)");
@@ -76,12 +72,22 @@ void RegisteredRegions::drop_ended() noexcept {
       ++it;
       continue;
     }
-    for (const unsigned index : it->second.indexes) {
-      engine_.unregister_buffer(index);
-      free_indexes_.push_back(index);
-    }
+    unregister(it->second);
     it = entries_.erase(it);
   }
+}
+
+void RegisteredRegions::drop_all() noexcept {
+  for (auto& [id, entry] : entries_) unregister(entry);
+  entries_.clear();
+}
+
+void RegisteredRegions::unregister(Entry& entry) noexcept {
+  for (const unsigned index : entry.indexes) {
+    engine_.unregister_buffer(index);
+    free_indexes_.push_back(index);
+  }
+  entry.indexes.clear();
 }
 
 int RegisteredFiles::use(const Run& run) {

@@ -26,6 +26,8 @@ class RegisteredRegions {
                              std::span<const std::byte> memory);
   // Lets go of regions that have ended.
   void drop_ended() noexcept;
+  // Lets go of all. The end of the engine would not: a child of fork() may have its ring too.
+  void drop_all() noexcept;
 
  private:
   struct Entry {
@@ -33,6 +35,7 @@ class RegisteredRegions {
     std::vector<unsigned> indexes;  // one per piece of 1 GiB; empty where it was refused
   };
   [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region);
+  void unregister(Entry& entry) noexcept;
 
   engines::Engine& engine_;
   Ledger& ledger_;

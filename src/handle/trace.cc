@@ -1,5 +1,6 @@
 #include "handle/trace.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -62,6 +63,11 @@ Trouble& trouble() {
   static Trouble& one = *new Trouble();
   return one;
 }
+
+// A fork must not find another thread in the middle of it.
+[[maybe_unused]] const int fork_watch =
+    pthread_atfork([] { trouble().mutex.lock(); }, [] { trouble().mutex.unlock(); },
+                   [] { trouble().mutex.unlock(); });
 
 void note_problem(const std::string& what, int code, const char* why = "") {
   const std::lock_guard lock(trouble().mutex);

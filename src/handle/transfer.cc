@@ -89,8 +89,9 @@ Transfer::Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger
       queued_(Clock::now()) {}
 
 Transfer::~Transfer() {
-  const bool lost = error_ && error_->code() != ECANCELED && !seen_;
-  if (lost && generation_ == os::fork_generation()) ledger_->note_lost(*error_);
+  if (generation_ != os::fork_generation()) return;
+  ended_.~condition_variable();
+  if (error_ && error_->code() != ECANCELED && !seen_) ledger_->note_lost(*error_);
 }
 
 void Transfer::count_blocks() {
@@ -270,7 +271,8 @@ void Transfer::release() noexcept {
 }
 
 void Transfer::when_done(std::function<void()> then) {
-  {
+  if (!done()) {
+    check_process();
     const std::lock_guard lock(mutex_);
     if (!done()) {
       listeners_.push_back(std::move(then));
@@ -291,16 +293,19 @@ void Transfer::before_done(std::function<void(Outcome)> then) {
   then(outcome());
 }
 
+void Transfer::check_process() const {
+  if (generation_ == os::fork_generation()) return;
+  throw Error({.operation = "wait",
+               .path = {},
+               .offset = {},
+               .length = {},
+               .code = ECHILD,
+               .hint = "the operation was started before fork() and belongs to the parent"});
+}
+
 bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   if (done()) return true;
-  if (generation_ != os::fork_generation()) {
-    throw Error({.operation = "wait",
-                 .path = {},
-                 .offset = {},
-                 .length = {},
-                 .code = ECHILD,
-                 .hint = "the operation was started before fork() and belongs to the parent"});
-  }
+  check_process();
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return done(); };
   if (!deadline) {
@@ -318,17 +323,17 @@ void Transfer::cancel(const char* why) noexcept {
   owner->drop(*this);
 }
 
+// What done() says is settled: nobody changes the error or the times any more.
 std::optional<Error> Transfer::error() const {
   if (!done()) return std::nullopt;
   seen_.store(true, std::memory_order_relaxed);
-  const std::lock_guard lock(mutex_);
   return error_;
 }
 
 Operation::Timing Transfer::timing() const {
-  const std::lock_guard lock(mutex_);
+  const Clock::time_point finished = done() ? finished_ : Clock::time_point{};
   const Clock::time_point started{Clock::duration(started_.load(std::memory_order_relaxed))};
-  return {.queued = queued_, .started = started, .finished = finished_};
+  return {.queued = queued_, .started = started, .finished = finished};
 }
 
 }  // namespace tensorferry::handle

@@ -140,7 +140,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Reports done. Files and memory are let go before anyone can see it.
   void complete() noexcept;
 
-  // --- For users ---
+  // --- For users. In a forked child none of them takes a lock: another thread may have it ---
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
   void when_done(std::function<void()> then);
@@ -160,6 +160,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
+  // Throws Error (ECHILD) in a forked child, where what the parent started never ends.
+  void check_process() const;
   void settle_growths() noexcept;
   // Once ending_: nothing changes it any more.
   [[nodiscard]] Outcome outcome() const noexcept {
@@ -193,7 +195,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   bool ending_ = false;  // how it ends is settled; guarded by mutex_, as what follows
   unsigned holds_ = 1;   // complete() has one itself
   mutable std::mutex mutex_;
-  std::condition_variable ended_;
+  // In a union, so that a forked child need not end it: that would wait for the parent's threads.
+  union {
+    std::condition_variable ended_{};
+  };
   std::optional<Error> error_;
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;

@@ -107,6 +107,7 @@ std::shared_ptr<Crew> Worker::run() {
     unload();
     if (!work_at_hand()) reap();
   }
+  regions_.drop_all();
   cpu_seconds_at_end_ = os::cpu_seconds_of_this_thread();
   return crew_.leave();
 }

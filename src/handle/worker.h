@@ -33,9 +33,7 @@ class Worker {
   void join();
   // Leaves the thread to itself.
   void detach();
-  [[nodiscard]] bool is_this_thread() const noexcept {
-    return id_ == std::this_thread::get_id();
-  }
+  [[nodiscard]] bool is_this_thread() const noexcept { return id_ == std::this_thread::get_id(); }
   void wake() noexcept { engine_->wake(); }
   [[nodiscard]] double cpu_seconds();
 

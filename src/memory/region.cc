@@ -50,8 +50,9 @@ Registry& registry() {
       registry().listeners_mutex.unlock();
     },
     [] {
+      registry().listed.clear();  // they are the parent's, as are the listeners
+      registry().listeners.clear();
       registry().mutex.unlock();
-      registry().listeners.clear();  // they are the parent's
       registry().listeners_mutex.unlock();
     });
 
@@ -73,7 +74,10 @@ Region::Region(std::byte* data, std::size_t bytes, std::size_t mapped_bytes, os:
       bytes_(bytes),
       mapped_bytes_(mapped_bytes),
       system_(system),
-      id_(registry().next_id.fetch_add(1, std::memory_order_relaxed)) {}
+      id_(registry().next_id.fetch_add(1, std::memory_order_relaxed)),
+      generation_(os::fork_generation()) {
+  kept_.emplace(system, mapped());
+}
 
 Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& system) {
   const auto no_memory = [bytes] {
@@ -143,7 +147,6 @@ bool Region::register_with_cuda() {
   } else {
     cuda_reason_ = known.error().what();
   }
-  cuda_generation_ = os::fork_generation();
   cuda_.store(known.ok() ? Cuda::known : Cuda::refused, std::memory_order_release);
   return true;
 }
@@ -154,10 +157,11 @@ std::string Region::cuda_reason() const {
 }
 
 Region::~Region() {
-  if (cuda_.load(std::memory_order_acquire) == Cuda::known &&
-      cuda_generation_ == os::fork_generation()) {
+  if (generation_ != os::fork_generation()) return;  // the parent's: here is nothing to unmap
+  if (cuda_.load(std::memory_order_acquire) == Cuda::known) {
     os::unregister_with_cuda(cuda_device_, data_);
   }
+  kept_.reset();
   system_.unmap(data_, mapped_bytes_);
   if (!registered_.load(std::memory_order_relaxed)) return;
   Registry& all = registry();
@@ -197,10 +201,11 @@ void unlist_region(const Region& region) noexcept {
 
 std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return nullptr;
+  std::shared_ptr<Region> region;  // outlives the lock: its end takes others, should it be the last
   const std::lock_guard lock(registry().mutex);
   auto after = registry().listed.upper_bound(bytes.data());
   if (after == registry().listed.begin()) return nullptr;
-  std::shared_ptr<Region> region = std::prev(after)->second.region.lock();
+  region = std::prev(after)->second.region.lock();
   return region != nullptr && region->holds(bytes) ? region : nullptr;
 }
 

@@ -9,16 +9,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/result.h"
+#include "os/kept_memory.h"
 #include "os/system.h"
 #include "tensorferry/pinned_buffer.h"
 
 namespace tensorferry::memory {
 
-// Immutable once made. Unmapped when the last reference goes, from whichever thread.
+// Immutable once made. Unmapped when the last reference goes, from whichever thread. Children of
+// fork() do not get it: what they inherit of a Region is addresses at which nothing is, for good.
 class Region {
  public:
   // Maps whole pages (huge ones where possible), zeroed, and locks them. Over the memlock limit the
@@ -63,16 +66,17 @@ class Region {
   std::string lock_reason_;
   std::string huge_page_reason_;
   std::atomic<bool> registered_{false};
+  const std::uint64_t generation_;  // of forks
+  std::optional<os::KeptFromChildren> kept_;
 
   enum class Cuda : std::uint8_t { unknown, known, refused };
   std::atomic<Cuda> cuda_{Cuda::unknown};
-  int cuda_device_ = 0;                // by which it is known
-  std::uint64_t cuda_generation_ = 0;  // of forks, when it became known
-  mutable std::mutex cuda_mutex_;      // held while it becomes known; guards the reason
+  int cuda_device_ = 0;            // by which it is known
+  mutable std::mutex cuda_mutex_;  // held while it becomes known; guards the reason
   std::string cuda_reason_;
 };
 
-// The list of regions that users hold. Thread-safe, also across fork.
+// The list of regions that users hold. Thread-safe, also across fork: a child begins with none.
 void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda);
 // Makes those known to CUDA that are to be and are not. Quick when there are none.
 void register_listed_with_cuda();

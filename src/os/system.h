@@ -107,4 +107,15 @@ class System {
 // this library. What was made under another number belongs to the parent.
 [[nodiscard]] std::uint64_t fork_generation() noexcept;
 
+// Deletes what this process has made. What a child of fork() has inherited it leaves as it is:
+// threads of the parent may have been in the middle of it, may hold its locks for ever, and a
+// condition variable does not end before those who wait for it do.
+struct DeleteOwn {
+  std::uint64_t generation = fork_generation();
+  template <class Made>
+  void operator()(Made* made) const {
+    if (generation == fork_generation()) delete made;
+  }
+};
+
 }  // namespace tensorferry::os

@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <chrono>
 #include <iterator>
+#include <optional>
 
 #include "base/alignment.h"
+#include "os/kept_memory.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
 #include "tensorferry/pinned_buffer.h"
@@ -46,13 +48,29 @@ Error no_memory(std::size_t bytes) {
                 .hint = "make buffer_bytes smaller"});
 }
 
+// Mapped memory that children of fork() do not get, as they do not get page-locked memory.
+class Mapped {
+ public:
+  explicit Mapped(std::span<std::byte> memory)
+      : memory_(memory), kept_(std::in_place, os::System::real(), memory) {}
+  ~Mapped() {
+    kept_.reset();
+    os::System::real().unmap(memory_.data(), memory_.size());
+  }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+ private:
+  const std::span<std::byte> memory_;
+  std::optional<os::KeptFromChildren> kept_;
+};
+
 Memory ordinary(std::size_t bytes) {
-  os::System& system = os::System::real();
-  std::byte* const data = bytes > 0 ? system.map(bytes) : nullptr;
-  if (data == nullptr && bytes > 0) throw no_memory(bytes);
-  return {{data, bytes}, std::shared_ptr<const void>(data, [&system, bytes](std::byte* memory) {
-            if (memory != nullptr) system.unmap(memory, bytes);
-          })};
+  if (bytes == 0) return {};
+  std::byte* const data = os::System::real().map(bytes);
+  if (data == nullptr) throw no_memory(bytes);
+  const std::span<std::byte> memory{data, bytes};
+  return {memory, std::make_shared<const Mapped>(memory)};
 }
 
 }  // namespace
@@ -66,13 +84,16 @@ std::span<std::byte> Lease::pages() const noexcept {
   return arena_->memory_.bytes.subspan(extent_.offset, extent_.bytes);
 }
 
-Arena::Arena(Memory memory) : memory_(std::move(memory)) { free_.grow(size()); }
+Arena::Arena(Memory memory) : memory_(std::move(memory)), generation_(os::fork_generation()) {
+  free_.grow(size());
+}
 
 std::shared_ptr<Arena> Arena::make(std::size_t bytes, SwapMemory kind) {
   if (bytes > bytes_max) throw no_memory(bytes);
   const std::size_t pages = align_up(bytes, page_bytes());
   std::shared_ptr<Arena> arena(
-      new Arena(kind == SwapMemory::page_locked ? page_locked(pages) : ordinary(pages)));
+      new Arena(kind == SwapMemory::page_locked ? page_locked(pages) : ordinary(pages)),
+      os::DeleteOwn{});
   Arenas& all = arenas();
   const std::lock_guard lock(all.mutex);
   all.by_address[arena->memory_.bytes.data()] = arena;
@@ -109,6 +130,7 @@ std::shared_ptr<Lease> Arena::try_take(std::size_t bytes) {
 }
 
 void Arena::give_back(Extent extent) {
+  if (generation_ != os::fork_generation()) return;
   {
     const std::lock_guard lock(mutex_);
     leases_.erase(extent.offset);
@@ -119,6 +141,7 @@ void Arena::give_back(Extent extent) {
 }
 
 std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
+  if (generation_ != os::fork_generation()) return nullptr;
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto first = reinterpret_cast<std::uintptr_t>(memory_.bytes.data());
   if (begin < first || begin - first >= size()) return nullptr;

@@ -39,7 +39,8 @@ class Lease {
   const std::size_t asked_bytes_;
 };
 
-// Thread-safe.
+// Thread-safe. In a child of fork() it stays as it was, for ever: leases that end there give
+// nothing back, and none is found.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   // Throws Error (ENOMEM).
@@ -70,6 +71,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   [[nodiscard]] std::shared_ptr<Lease> find(std::span<const std::byte> memory);
 
   const Memory memory_;
+  const std::uint64_t generation_;  // of forks
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t changes_ = 0;

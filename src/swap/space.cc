@@ -62,6 +62,7 @@ Space::Space(const SwapOptions& options, const Seams& seams)
       handle_(handle::make_handle(handle_options(options), seams.parts)) {}
 
 void Space::close() noexcept {
+  if (generation_ != os::fork_generation()) return;
   handle_.cancel_all();  // the files go, and what is written to them with them
   try {
     handle_.close();
@@ -418,6 +419,7 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
 }
 
 std::optional<std::uint64_t> Space::size(std::string_view key) const {
+  check_generation();
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end()) return std::nullopt;
@@ -425,6 +427,7 @@ std::optional<std::uint64_t> Space::size(std::string_view key) const {
 }
 
 SwapStats Space::stats() const {
+  check_generation();
   const Stats moved = handle_.stats();
   SwapStats now;
   {

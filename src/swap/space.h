@@ -28,8 +28,9 @@ struct Seams {
   handle::Parts parts;
 };
 
-// Behind every SwapSpace stands one. Thread-safe. Writes under way hold it: one that is ended in a
-// callback of its own worker outlives its SwapSpace until they have ended.
+// Behind every SwapSpace stands one. Thread-safe. Destroyed only by the process that made it
+// (os::DeleteOwn). Writes under way hold it: one that is ended in a callback of its own worker
+// outlives its SwapSpace until they have ended.
 class Space : public std::enable_shared_from_this<Space> {
  public:
   Space(const SwapOptions& options, const Seams& seams);  // throws Error, as SwapSpace does

@@ -42,7 +42,7 @@ std::vector<Place::Stretch> Place::stretches(std::uint64_t offset, std::uint64_t
 Result<std::shared_ptr<Store>> Store::make(os::System& system,
                                            const std::vector<std::string>& directories,
                                            const std::string& run, unsigned rank) {
-  std::shared_ptr<Store> store(new Store(system));
+  std::shared_ptr<Store> store(new Store(system), os::DeleteOwn{});
   if (directories.empty()) {
     return Error({.operation = "open swap space",
                   .path = {},
@@ -181,6 +181,7 @@ Status Store::reserve(std::uint64_t bytes) {
 }
 
 void Store::give_back(const std::vector<Piece>& pieces) {
+  if (generation_ != os::fork_generation()) return;
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
 }

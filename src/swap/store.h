@@ -47,7 +47,8 @@ class Place {
   const std::vector<Piece> pieces_;
 };
 
-// Thread-safe.
+// Thread-safe. In a child of fork() it stays as it was, for ever: places that end there give
+// nothing back.
 class Store : public std::enable_shared_from_this<Store> {
  public:
   [[nodiscard]] static Result<std::shared_ptr<Store>> make(
@@ -75,7 +76,7 @@ class Store : public std::enable_shared_from_this<Store> {
     Extents extents;
   };
 
-  explicit Store(os::System& system) : system_(system) {}
+  explicit Store(os::System& system) : system_(system), generation_(os::fork_generation()) {}
   [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
   void give_back(const std::vector<Piece>& pieces);
   // Each adds pieces and returns how many bytes it found room for.
@@ -88,6 +89,7 @@ class Store : public std::enable_shared_from_this<Store> {
   [[nodiscard]] Error beyond_any_file(std::uint64_t bytes);
 
   os::System& system_;
+  const std::uint64_t generation_;  // of forks
   mutable std::mutex mutex_;
   std::vector<Drive> drives_;
   std::size_t next_ = 0;  // the drive whose turn it is

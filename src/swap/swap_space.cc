@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "os/system.h"
 #include "swap/space.h"
 
 namespace tensorferry {
@@ -25,7 +26,7 @@ bool in_swap_buffer(std::span<const std::byte> memory) {
 
 SwapSpace::SwapSpace(const SwapOptions& options) : SwapSpace(options, swap::Seams{}) {}
 SwapSpace::SwapSpace(const SwapOptions& options, const swap::Seams& seams)
-    : space_(std::make_shared<swap::Space>(options, seams)) {}
+    : space_(new swap::Space(options, seams), os::DeleteOwn{}) {}
 
 SwapSpace::~SwapSpace() {
   if (space_ != nullptr) space_->close();

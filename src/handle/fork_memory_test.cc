@@ -1,0 +1,250 @@
+// fork() and memory: what a fork copies, what a child gets, and that the parent's transfers land
+// where the parent looks.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "handle/handle_fixture.h"
+#include "support/child.h"
+
+namespace tensorferry::handle {
+namespace {
+
+constexpr std::size_t pinned_bytes = 64 * MiB;
+constexpr std::size_t file_bytes = 8 * MiB;
+
+class ForkMemory : public HandleTest {};
+
+// A complaint if a process that has just been forked has much memory of its own.
+std::string copied() {
+  const std::uint64_t own = kernel_figure("/proc/self/smaps_rollup", "Private_Dirty:") * KiB;
+  return own < pinned_bytes / 4 ? "" : std::to_string(own) + " bytes were copied for the child";
+}
+
+std::int64_t huge_bytes(const PinnedBuffer& buffer) {
+  return os::System::real().huge_bytes(buffer.data(), buffer.size());
+}
+
+TEST_P(ForkMemory, page_locked_memory_that_was_used_is_not_copied_for_children) {
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read_write);
+  Handle handle({.engine = GetParam(), .workers = 2});
+  PinnedBuffer pinned(pinned_bytes);
+  const auto used = pinned.bytes().first(file_bytes);
+  const std::int64_t huge = huge_bytes(pinned);
+  for (int round = 0; round < 2; ++round) {
+    handle.read(used, file).wait();
+    const auto child = support::run_in_child(copied);
+    EXPECT_TRUE(child.passed()) << child;
+    EXPECT_EQ(support::pattern_fault(used, 0, 1), "");
+    EXPECT_GE(huge_bytes(pinned), huge) << "the parent's huge pages";
+    handle.write(used, file).wait();
+  }
+  EXPECT_EQ(support::pattern_fault(support::read_whole_file(file.path()), 0, 1), "");
+  if (GetParam() == EngineKind::io_uring && !sanitized) {
+    EXPECT_GT(handle.stats().fixed_requests, 0U);
+  }
+}
+
+// Also where the child lives on: the parent's next transfer must not have to copy it all either.
+TEST_P(ForkMemory, transfers_beside_a_living_child_copy_nothing_and_are_right) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  PinnedBuffer pinned(pinned_bytes);
+  const auto used = pinned.bytes().first(file_bytes);
+  std::optional<Handle> handle(std::in_place, options());
+  handle->read(used, file).wait();
+  const std::int64_t huge = huge_bytes(pinned);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  for (const bool opened_after : {false, true}) {
+    if (opened_after) handle.emplace(options());
+    std::fill(used.begin(), used.end(), std::byte{0});
+    handle->read(used, file).wait();
+    EXPECT_EQ(support::pattern_fault(used, 0, 1), "");
+    EXPECT_GE(huge_bytes(pinned), huge) << "a copy would be of small pages";
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_P(ForkMemory, slots_are_not_copied_for_children) {
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  Handle handle({.engine = GetParam(),
+                 .block_bytes = MiB,
+                 .queue_depth = 64,
+                 .workers = 1,
+                 .slot_bytes = 4 * pinned_bytes});
+  Memory memory(file_bytes - 1, 1);  // not aligned
+  handle.read(memory.bytes(), file).wait();
+  handle.read_now(memory.bytes().first(KiB), file);
+  ASSERT_GT(handle.stats().bounced_bytes, 0U);
+  const auto child = support::run_in_child(copied);
+  EXPECT_TRUE(child.passed()) << child;
+  handle.read(memory.bytes(), file).wait();
+  EXPECT_EQ(support::pattern_fault(memory.bytes(), 0, 1), "");
+}
+
+TEST_P(ForkMemory, ordinary_memory_is_never_registered_and_so_shared_with_children) {
+  const File file = File::open(make_file("data", pinned_bytes, 1), Access::read);
+  Handle handle(options());
+  Memory memory(pinned_bytes);
+  handle.read(memory.bytes(), file).wait();
+  EXPECT_EQ(handle.stats().fixed_requests, 0U);
+  const auto child = support::run_in_child(
+      [&]() -> std::string { return copied() + support::pattern_fault(memory.bytes(), 0, 1); });
+  EXPECT_TRUE(child.passed()) << child;
+}
+
+TEST_P(ForkMemory, of_the_parent_is_an_error_for_a_handle_of_the_child) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read_write);
+  PinnedBuffer pinned(file_bytes);
+  Handle parents(options());
+  parents.read(pinned.bytes(), file).wait();
+  const auto child = support::run_in_child([&]() -> std::string {
+    Handle own(options());
+    const auto all = pinned.bytes();
+    const auto small = all.subspan(5, KiB);
+    std::string said;
+    const auto refuse = [&](const char* what, const auto& call) {
+      const Error error = error_of(call);
+      if (error.code() == EFAULT && error.hint().find("fork()") != std::string::npos) return;
+      said += std::string(what) + " gave \"" + error.what() + "\"; ";
+    };
+    refuse("read", [&] { (void)own.read(all, file); });
+    refuse("write", [&] { (void)own.write(all, file); });
+    refuse("read_now", [&] { own.read_now(small, file); });
+    refuse("write_now", [&] { own.write_now(small, file); });
+    refuse("read_many", [&] {
+      const ReadTransfer one{small, file};
+      (void)own.read_many({&one, 1});
+    });
+    if (is_pinned(all)) said += "it counts as page-locked; ";
+    pinned.free();
+    PinnedBuffer another(file_bytes);  // never where the parent's was
+    own.read(another.bytes(), file).wait();
+    return said + support::pattern_fault(another.bytes(), 0, 1);
+  });
+  EXPECT_TRUE(child.passed()) << child;
+  EXPECT_EQ(support::pattern_fault(pinned.bytes(), 0, 1), "");
+}
+
+// The parent reads into pages and writes beside what it reads, while children come and live on.
+TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});
+  std::atomic<bool> over{false};
+  std::vector<std::string> faults(3);
+  std::vector<std::thread> users;
+  for (std::size_t user = 0; user < faults.size(); ++user) {
+    users.emplace_back([&, user] {
+      // Page-locked; ordinary and in place; ordinary and through slots.
+      PinnedBuffer pinned(user == 0 ? file_bytes : 1);
+      Memory ordinary(file_bytes, user - 1);
+      const auto memory = user == 0 ? pinned.bytes() : ordinary.bytes();
+      const auto half = memory.first(file_bytes / 2);
+      while (!over && faults[user].empty()) {
+        std::fill(memory.begin(), memory.end(), std::byte{0});
+        const Operation operation = handle.read(half, file);
+        for (std::size_t i = half.size(); i < memory.size(); i += KiB) memory[i] = std::byte{1};
+        if (const auto error = outcome(operation)) faults[user] = error->what();
+        faults[user] += support::pattern_fault(half, 0, 1);
+      }
+    });
+  }
+  std::vector<pid_t> children;
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    children.push_back(child);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  over = true;
+  for (std::thread& user : users) user.join();
+  for (const pid_t child : children) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+}
+
+// How many buffers the rings have registered that a process has inherited.
+std::size_t registered_buffers(pid_t process) {
+  std::size_t count = 0;
+  const std::string folder = "/proc/" + std::to_string(process) + "/fdinfo";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream lines(entry.path());
+    bool listing = false;  // "UserBufs:" and then a line "    0: 0x7f41f2a00000/4096" for each
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with(' ')) listing = line.starts_with("UserBufs:");
+      count += listing && line.find(": 0x") != std::string::npos;
+    }
+  }
+  return count;
+}
+
+// The child has the ring as long as it lives, and the ring would have the memory.
+TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
+  if (GetParam() != EngineKind::io_uring || sanitized) GTEST_SKIP() << "nothing is registered";
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  PinnedBuffer pinned(file_bytes);
+  std::optional<Handle> handle(std::in_place, options());
+  handle->read(pinned.bytes(), file).wait();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  const std::size_t before = registered_buffers(child);
+  handle.reset();
+  const std::size_t after = registered_buffers(child);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  if (before == 0) GTEST_SKIP() << "the kernel does not tell what is registered";
+  EXPECT_EQ(after, 0U);
+}
+
+// On the worker's own thread: whatever fork() waits for must not be the worker.
+TEST_P(ForkMemory, a_callback_may_fork) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  Handle handle(options());
+  PinnedBuffer pinned(pinned_bytes);
+  handle.read(pinned.bytes().first(file_bytes), file).wait();
+  const Operation operation = handle.read(pinned.bytes().first(file_bytes), file);
+  std::optional<support::ChildResult> child;
+  std::atomic<bool> called{false};
+  operation.when_done([&] {
+    child = support::run_in_child([&]() -> std::string {
+      (void)handle.stats();
+      return copied();
+    });
+    called = true;
+  });
+  ASSERT_EQ(outcome_code(operation), 0);
+  while (!called) std::this_thread::yield();
+  EXPECT_TRUE(child->passed()) << *child;
+  handle.read(pinned.bytes().first(file_bytes), file).wait();
+  EXPECT_EQ(support::pattern_fault(pinned.bytes().first(file_bytes), 0, 1), "");
+}
+
+TENSORFERRY_ON_EVERY_ENGINE(ForkMemory);
+
+}  // namespace
+}  // namespace tensorferry::handle
