@@ -245,22 +245,28 @@ class GradientStore:
     @torch.no_grad()
     @letting_go()
     def add(self, entry, values):
-        """Adds to what is there, a piece at a time. Its norm is not known then."""
+        """Adds to what is there."""
         self._settle([entry])
-        whole = flat_as(values, entry.stride)
         try:
-            entry.norm = None
-            for shard in self._shards(self._params[entry.number]):
-                memory = self._fetch(shard)
-                added = whole[shard.begin : shard.end]
-                self.result(shard, memory).add_(added.to(memory.device))
-                self._put(shard, memory)
-                memory = None
+            if values.nbytes <= self._optimizer()._buffers_bytes:
+                self.save(entry, self.load(entry).add_(values))
+            else:
+                self._add_by_piece(entry, flat_as(values, entry.stride))
         except BaseException as error:
             entry.failed = error
             raise
-        entry.changes, entry.zeroed = [], False
         note_freed(values.nbytes)  # soon: backward has it still
+
+    def _add_by_piece(self, entry, whole):
+        """Without memory for the sum. Its norm is not known then."""
+        entry.norm = None
+        for shard in self._shards(self._params[entry.number]):
+            memory = self._fetch(shard)
+            added = whole[shard.begin : shard.end]
+            self.result(shard, memory).add_(added.to(memory.device))
+            self._put(shard, memory)
+            memory = None
+        entry.changes, entry.zeroed = [], False
 
     def _put(self, shard, memory):
         operation = self._space.put(self._key(shard), memory)

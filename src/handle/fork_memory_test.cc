@@ -49,7 +49,7 @@ TEST_P(ForkMemory, page_locked_memory_that_was_used_is_not_copied_for_children) 
     handle.write(used, file).wait();
   }
   EXPECT_EQ(support::pattern_fault(support::read_whole_file(file.path()), 0, 1), "");
-  if (GetParam() == EngineKind::io_uring && !sanitized) {
+  if (GetParam() == EngineKind::io_uring && !support::sanitized) {
     EXPECT_GT(handle.stats().fixed_requests, 0U);
   }
 }
@@ -201,7 +201,8 @@ std::size_t registered_buffers(pid_t process) {
 
 // The child has the ring as long as it lives, and the ring would have the memory.
 TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
-  if (GetParam() != EngineKind::io_uring || sanitized) GTEST_SKIP() << "nothing is registered";
+  if (GetParam() != EngineKind::io_uring || support::sanitized)
+    GTEST_SKIP() << "nothing is registered";
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);
   PinnedBuffer pinned(file_bytes);
   std::optional<Handle> handle(std::in_place, options());

@@ -407,7 +407,8 @@ TEST(PinnedBuffer, is_not_in_a_child_which_faults_where_it_touches_it) {
     (void)*last;
     return "it read what is not there";
   });
-  EXPECT_TRUE(sanitized ? !result.passed() && result.text.empty() : result.signal == SIGSEGV)
+  EXPECT_TRUE(support::sanitized ? !result.passed() && result.text.empty()
+                                 : result.signal == SIGSEGV)
       << result;
   EXPECT_EQ(buffer.bytes().back(), std::byte{42});
 }

@@ -137,6 +137,32 @@ def test_gradients_of_a_gpu_go_to_the_drive(tmp_path):
     optimizer.close()
 
 
+def test_torch_unscales_and_clips_gradients_of_a_gpu_on_the_drive(tmp_path):
+    model = make_model()
+    other = copy.deepcopy(model)
+    optimizer = tensorferry.optim.AdamW(
+        model.parameters(), 1e-3, nvme_path=tmp_path, offload_gradients=True, **OPTIONS
+    )
+    plain = torch.optim.AdamW(other.parameters(), 1e-3, fused=True)
+    norms = []
+    for side, own in ((model, optimizer), (other, plain)):
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+        torch.manual_seed(5)
+        for step in range(6):
+            loss = side(torch.randn(8, 256, device="cuda")).square().mean()
+            scaler.scale(loss * float("inf") if step == 3 else loss).backward()
+            scaler.unscale_(own)
+            norms.append(torch.nn.utils.clip_grad_norm_(side.parameters(), 0.1))
+            scaler.step(own)
+            scaler.update()
+            side.zero_grad()
+        assert scaler.get_scale() == 512.0
+    torch.testing.assert_close(norms[:6], norms[6:], rtol=1e-5, atol=1e-6, equal_nan=True)
+    for mine, wanted in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+    optimizer.close()
+
+
 def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
     model = make_model()
     optimizer = tensorferry.optim.AdamW(model.parameters(), 1e-3, nvme_path=tmp_path, **OPTIONS)
