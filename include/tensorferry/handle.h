@@ -52,7 +52,7 @@ struct WriteTransfer {
 class TENSORFERRY_EXPORT Handle {
  public:
   // Throws Error for settings out of range and for an explicit engine that cannot be had.
-  explicit Handle(HandleOptions options = {});
+  explicit Handle(const HandleOptions& options = {});
 
   // Closes it, as close() does; what that would throw goes to HandleOptions::on_lost.
   ~Handle();

@@ -44,7 +44,7 @@ class Growth {
   enum class Outcome : std::uint8_t { kept, failed };
 
   Growth(std::shared_ptr<OpenFile> file, std::vector<Range> ranges, std::uint64_t old_end,
-         std::pair<std::uint64_t, std::uint64_t> inode) noexcept
+         std::pair<std::uint64_t, std::uint64_t> inode) noexcept  // NOLINT(modernize-pass-by-value)
       : file_(std::move(file)), ranges_(std::move(ranges)), old_end_(old_end), inode_(inode) {}
   Status end(Outcome outcome) noexcept;
 

@@ -32,7 +32,7 @@ Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t 
 
 }  // namespace
 
-Handle::Handle(HandleOptions options) : Handle(Conductor::create(options, {}).or_throw()) {}
+Handle::Handle(const HandleOptions& options) : Handle(Conductor::create(options, {}).or_throw()) {}
 Handle::Handle(std::unique_ptr<Conductor> conductor)
     : conductor_(conductor.release(), os::DeleteOwn{}) {}
 Handle::~Handle() = default;

@@ -79,7 +79,7 @@ class Ledger {
   void report_lost() noexcept {
     try {
       if (const auto lost = take_lost(); lost && on_lost) on_lost(*lost);
-    } catch (...) {  // nobody is there to hear
+    } catch (...) {  // NOLINT(bugprone-empty-catch): it must not throw, and nobody is there to hear
     }
   }
 
@@ -87,15 +87,15 @@ class Ledger {
   [[nodiscard]] std::optional<Error> take_lost() {
     const std::lock_guard lock(mutex_);
     std::optional<Error> lost = std::exchange(lost_, std::nullopt);
-    const std::size_t others = std::exchange(lost_count_, 0) - (lost ? 1 : 0);
-    if (others == 0) return lost;
+    const std::size_t count = std::exchange(lost_count_, 0);
+    if (!lost || count == 1) return lost;
     return Error({.operation = lost->operation(),
                   .path = lost->path(),
                   .offset = lost->offset(),
                   .length = lost->length(),
                   .code = lost->code(),
                   .hint = lost->hint() + (lost->hint().empty() ? "" : "; ") +
-                          std::to_string(others) + " more operations failed unseen"});
+                          std::to_string(count - 1) + " more operations failed unseen"});
   }
 
   Ledger() = default;

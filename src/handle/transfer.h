@@ -197,7 +197,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   mutable std::mutex mutex_;
   // In a union, so that a forked child need not end it: that would wait for the parent's threads.
   union {
-    std::condition_variable ended_{};
+    std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
   std::optional<Error> error_;
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended

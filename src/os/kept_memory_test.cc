@@ -34,8 +34,8 @@ void* map_at(std::span<std::byte> memory) {
 }
 
 bool faults(const support::ChildResult& result) {
-  return support::address_sanitized ? result.exit_code > 0 && result.text.empty()
-                                    : result.signal == SIGSEGV;
+  return support::sanitized ? result.exit_code > 0 && result.text.empty()
+                            : result.signal == SIGSEGV;
 }
 
 TEST_F(KeptMemory, is_not_in_a_child_which_faults_where_it_touches_it) {

@@ -80,8 +80,8 @@ TEST_P(SwapFork, buffers_are_not_copied_for_children_and_not_there) {
       (void)*first;
       return "it read what is not there";
     });
-    EXPECT_TRUE(support::address_sanitized ? !touching.passed() && touching.text.empty()
-                                           : touching.signal == SIGSEGV)
+    EXPECT_TRUE(support::sanitized ? !touching.passed() && touching.text.empty()
+                                   : touching.signal == SIGSEGV)
         << touching;
     EXPECT_EQ(pattern_fault(fetched->buffer.bytes(), 0, 1), "");
   }
