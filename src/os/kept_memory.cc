@@ -40,8 +40,8 @@ bool hold(const std::byte* first, std::size_t bytes) noexcept {
 void hold_addresses() noexcept {
   Kept& all = kept();
   for (auto begin = all.own.begin(); begin != all.own.end();) {
-    std::size_t bytes = 0;
-    auto end = begin;
+    std::size_t bytes = begin->second;
+    auto end = std::next(begin);
     for (; end != all.own.end() && end->first == begin->first + bytes; ++end) bytes += end->second;
     if (hold(begin->first, bytes)) {
       begin = end;
