@@ -253,8 +253,8 @@ class SyncWatch {
   void arm(std::uint64_t index, int error) {
     rig_.engine.reset_counts();
     rig_.system.clear_rules();
-    rig_.engine.judge = [index, error, seen = std::uint64_t{0}](
-                            const Request& request, std::uint64_t) mutable -> Fault {
+    rig_.engine.judge = [index, error, seen = std::uint64_t{0}](const Request& request,
+                                                                std::uint64_t) mutable -> Fault {
       if (!is_sync(request) || seen++ != index) return {};
       return {Fault::Kind::fail, 0, error};
     };

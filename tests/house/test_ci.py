@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-STAGES = ["check-format", "test", "asan", "fuzz", "tsan", "tidy"]
+STAGES = ["check-format", "test"]
 CLOSING = ["100% tests passed, 0 tests failed out of 3", "Total Test time (real) =   1.00 sec",
            "===== 5 passed, 1 skipped in 0.10s ====="]
 
