@@ -51,6 +51,8 @@ struct WriteTransfer {
 // whatever other threads of the parent were doing.
 class TENSORFERRY_EXPORT Handle {
  public:
+  using Clock = Operation::Clock;
+
   // Throws Error for settings out of range and for an explicit engine that cannot be had.
   explicit Handle(const HandleOptions& options = {});
 
@@ -104,8 +106,7 @@ class TENSORFERRY_EXPORT Handle {
   // has asked about: what close() throws is closed all the same. A second call does nothing.
   void close(OpenReads reads = OpenReads::cancel);
   // The same with a limit: false if it passed first. The handle goes on to close; call it again.
-  [[nodiscard]] bool close_until(Operation::Clock::time_point deadline,
-                                 OpenReads reads = OpenReads::cancel);
+  [[nodiscard]] bool close_until(Clock::time_point deadline, OpenReads reads = OpenReads::cancel);
 
   // Gives up all that is under way, writes too. Each ends with ECANCELED, soon. The handle stays
   // open; one that is closing closes the sooner.

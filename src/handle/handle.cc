@@ -110,7 +110,7 @@ void Handle::close(OpenReads reads) {
   if (const auto lost = conductor_->take_lost()) throw Error(*lost);
 }
 
-bool Handle::close_until(Operation::Clock::time_point deadline, OpenReads reads) {
+bool Handle::close_until(Clock::time_point deadline, OpenReads reads) {
   if (!conductor_->close(deadline, reads)) return false;
   if (const auto lost = conductor_->take_lost()) throw Error(*lost);
   return true;

@@ -136,7 +136,7 @@ def test_with_overlap_the_queue_is_refilled_before_it_is_drained(trace_of_read, 
         ("ragged", ["pread64"]),
         ("write", ["pwrite64"]),
         # What it is, the file, its alignment, the bytes.
-        ("path", ["statx", "openat", "statx", "pread64", "close"]),
+        ("path", ["statx", "openat", "statx", "fcntl", "pread64", "close"]),
     ],
 )
 def test_an_inline_transfer_makes_these_system_calls_and_no_other(
