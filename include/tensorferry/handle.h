@@ -123,7 +123,8 @@ class TENSORFERRY_EXPORT Handle {
   explicit Handle(std::unique_ptr<handle::Conductor> conductor);
 
  private:
-  std::shared_ptr<handle::Conductor> conductor_;  // one owner; the deleter knows of fork()
+  // One owner; its deleter knows of fork().
+  std::shared_ptr<handle::Conductor> conductor_;
 };
 
 }  // namespace tensorferry

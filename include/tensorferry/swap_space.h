@@ -173,7 +173,8 @@ class TENSORFERRY_EXPORT SwapSpace {
   SwapSpace(const SwapOptions& options, const swap::Seams& seams);
 
  private:
-  std::shared_ptr<swap::Space> space_;  // its deleter knows of fork()
+  // Its deleter knows of fork().
+  std::shared_ptr<swap::Space> space_;
 };
 
 }  // namespace tensorferry

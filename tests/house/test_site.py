@@ -123,7 +123,8 @@ def public_cpp_names():
         code = re.sub(r"namespace detail \{.*?namespace detail$", "", done.stdout,
                       flags=re.DOTALL | re.MULTILINE)
         code = re.sub(r"//.*", "", code)
-        yield from re.findall(r"^(?:enum )?(?:class|struct) (?:TENSORFERRY_EXPORT )?(\w+)", code,
+        yield from re.findall(r"^(?:enum )?(?:class|struct) "
+                              r"(?:\[\[nodiscard\]\] )?(?:TENSORFERRY_EXPORT )?(\w+)", code,
                               re.MULTILINE)
         yield from re.findall(r"^(?:\[\[|inline|TENSORFERRY_EXPORT)[^(;{]*?(\w+)\(", code,
                               re.MULTILINE)
