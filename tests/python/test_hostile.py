@@ -345,7 +345,7 @@ def test_a_subinterpreter_is_refused_and_harms_nobody():
 def test_ending_early_is_said_in_the_log(big, caplog):
     with caplog.at_level(logging.WARNING, "tensorferry"):
         handle = Handle(queue_depth=1, block_bytes=4096, workers=1)
-        handle.write(bytes(64 * MiB), big)
+        handle.read(bytearray(64 * MiB), big)
         del handle
         gc.collect()
-    assert "1 operations were cancelled" in caplog.text
+    assert "1 reads were cancelled" in caplog.text
