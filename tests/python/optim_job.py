@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import tensorferry.optim
-from tensorferry._stored_gradient import entry_of
+from tensorferry.optim.stored_gradient import entry_of
 from training import loss_of, small_model
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tensorferry
-from tensorferry._config import Config
-from tensorferry._initialize import _check
+from tensorferry._config.config import Config
+from tensorferry._config.initialize import _check
 
 NVME = {"device": "nvme", "nvme_path": "."}
 

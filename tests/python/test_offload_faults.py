@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 import tensorferry.offload
 import tensorferry.optim
-from tensorferry._homes import Home, home_of
-from tensorferry._residency import Unit
+from tensorferry._memory.stored_parameter import Home, home_of
+from tensorferry.offload.unit import Unit
 from drives import fill_up, loop_mount, overbooked_drive
 
 MiB = 1 << 20

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_  # as a program that knows nothing of tensorferry
 
 import tensorferry.optim
-from tensorferry._gradients import GradientStore
+from tensorferry.optim.gradients import GradientStore
 from drives import failing_drive
 from training import TINY, assert_same, loss_of, on_drive, small_model, twin
 

@@ -5,7 +5,7 @@ import copy
 import torch
 
 import tensorferry.optim
-from tensorferry._stored_gradient import StoredGradient
+from tensorferry.optim.stored_gradient import StoredGradient
 
 MiB = 1 << 20
 

@@ -2,7 +2,7 @@
 
 import json
 
-from ._report_page import (
+from .page import (
     NONE,
     code,
     count,

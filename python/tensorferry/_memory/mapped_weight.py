@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from ._operators import is_view, mapped, written
+from .operators import is_view, mapped, written
 
 
 class MappedWeight(torch.Tensor):

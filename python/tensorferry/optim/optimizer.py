@@ -6,15 +6,18 @@ import logging
 
 import torch
 
-from . import _gradients, _homes
-from ._checkpoints import Checkpoints
-from ._heap import note_freed
-from ._kinds import ELEMENTWISE, check, plain_step
-from ._masters import HALF, Followed, follow
-from ._notes import add_note
-from ._rooms import GpuRoom
-from ._subgroups import LEAST_BYTES, Plan, check_groups, letting_go, open_space, page_up
-from ._tracing import span
+from .._memory.buffers import letting_go, open_space
+from .._memory.gpu_pool import GpuPool
+from .._memory.heap import note_freed
+from .._memory.layout import page_up
+from .._memory.stored_parameter import home_of
+from .._notes import add_note
+from .._tracing import span
+from .checkpoints import Checkpoints
+from .gradients import GradientStore, entry_of
+from .masters import HALF, Followed, follow
+from .plan import LEAST_BYTES, Plan, check_groups
+from .supported import ELEMENTWISE, check, plain_step
 
 _log = logging.getLogger("tensorferry")
 
@@ -53,6 +56,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     steps those. `fast_init=False` takes the room on the drive now rather than at the first step.
     """
 
+    __module__ = "tensorferry.optim"  # where users find it
     is_offloaded = True
 
     def __init__(
@@ -91,12 +95,12 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._spoiled = None  # why the states cannot be used
         self._followed = Followed()
         self._edited = set()  # parameters that somebody has changed since the last step
-        self._gradients = _gradients.GradientStore() if offload_gradients else None
+        self._gradients = GradientStore() if offload_gradients else None
         self._plan = Plan(buffer_bytes, type(optimizer) not in ELEMENTWISE)
         self._shards = {}  # param -> its shards
         self._amsgrad = []  # of each group, when it was cut
         self._groups = self._plan.groups
-        self._gpu_rooms = {}  # device -> the room for what is stepped there
+        self._gpu_pools = {}  # device -> the room for what is stepped there
         super().__init__(optimizer.param_groups, optimizer.defaults)
         room = max(buffer_bytes, self._plan.largest, LEAST_BYTES)
         if room > buffer_bytes:
@@ -137,7 +141,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         size = 4 if master else param.dtype.itemsize
         state_bytes = states * size + (4 if master else 0)
         held = state_bytes
-        if _homes.home_of(param) is not None:
+        if home_of(param) is not None:
             held += param.dtype.itemsize
         if master or self._gradients is not None:
             held += size
@@ -154,7 +158,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                 param,
                 self._wants_master(param),
                 self._element_bytes(settings, param),
-                _homes.home_of(param),
+                home_of(param),
             )
             for param in group["params"]
         }
@@ -279,7 +283,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
     def _active(self, group):
         active = [shard for shard in group.shards if shard.param.grad is not None]
         for shard in active:
-            if _homes.home_of(shard.param) is None:
+            if home_of(shard.param) is None:
                 shard.check_layout()
         return active
 
@@ -297,7 +301,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         homes = {}
         gradients = {}
         for shard in active:
-            if _homes.home_of(shard.param) is not None:
+            if home_of(shard.param) is not None:
                 size = page_up(shard.numel * shard.param.dtype.itemsize)
                 homes[shard] = slice(end, end + size)
                 end += size
@@ -319,7 +323,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         for shard, room in homes.items():  # copied, where they are in memory, by who computes
             load.homes[shard] = memory[room]
             if not (shard.master and shard in known) or shard.param in self._edited:
-                home = _homes.home_of(shard.param)
+                home = home_of(shard.param)
                 load.operations += home.read(memory[room], shard.begin, shard.end)
         return load
 
@@ -330,9 +334,9 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             with span("wait for room"):
                 buffer = self._take_buffer(nbytes, behind)
             return None if buffer is None else torch.frombuffer(buffer, dtype=torch.uint8)
-        if device not in self._gpu_rooms:
-            self._gpu_rooms[device] = GpuRoom(device, self._buffers_bytes)
-        room = self._gpu_rooms[device]
+        if device not in self._gpu_pools:
+            self._gpu_pools[device] = GpuPool(device, self._buffers_bytes)
+        room = self._gpu_pools[device]
         wait = behind is None
         while (memory := room.take(nbytes, beyond=wait and not self._writes)) is None and wait:
             self._writes.pop(0).wait()
@@ -350,7 +354,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
                     return None
 
     def _reading(self, device):
-        room = self._gpu_rooms.get(device)
+        room = self._gpu_pools.get(device)
         return contextlib.nullcontext() if room is None else room.reading()
 
     def _is_stored(self, shard):
@@ -362,7 +366,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             gradient = shard.shaped(self._gradients.result(shard, load.gradients[shard]))
         elif shard.param.grad.layout == torch.strided:
             gradient = shard.param.grad
-            if _gradients.entry_of(gradient) is not None:  # it is with another optimizer
+            if entry_of(gradient) is not None:  # it is with another optimizer
                 gradient = gradient.clone()
             gradient = shard.cut_like(gradient)
         else:
@@ -425,7 +429,7 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
         self._inner.param_groups = self.param_groups
         self._store(group, states, load.record)
         for shard, room in load.homes.items():
-            self._writes += _homes.home_of(shard.param).write(room, shard.begin, shard.end)
+            self._writes += home_of(shard.param).write(room, shard.begin, shard.end)
 
     def _note_group_changes(self, groups):
         """Optimizers may count in their groups. All sub-groups begin with the group as it was

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._homes import Home
+from .._memory.stored_parameter import Home
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import weakref
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from ._mapped_weight import MappedWeight
-from ._subgroups import CUT, check_dense, page_up
+from .layout import CUT, check_dense, page_up
+from .mapped_weight import MappedWeight
 
 # Parameters are cut into tensors of about this many elements on the drive, so that an optimizer can
 # take one after the other.

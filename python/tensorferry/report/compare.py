@@ -2,8 +2,8 @@
 
 import math
 
-from ._report_bench import interval, interval_layout, interval_trace
-from ._report_page import (
+from .bench import interval, interval_layout, interval_trace
+from .page import (
     NONE,
     Unit,
     digits,
@@ -18,8 +18,8 @@ from ._report_page import (
     size,
     table,
 )
-from ._report_sweep import good
-from ._report_tune import SETTING, measured, setting_text
+from .sweep import good
+from .tune import SETTING, measured, setting_text
 
 COLOURS = 6
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom; from there on the formula is close enough.

@@ -175,7 +175,7 @@ def side_by_side(*plots):
 
 
 def mix(first, last, share):
-    """A colour between two of the style sheet's, for script `_report.js` to work out."""
+    """A colour between two of the style sheet's, for script `page.js` to work out."""
     return f"mix(--{first}, --{last}, {share:.3f})"
 
 
@@ -205,8 +205,8 @@ class Page:
 
     def document(self, title, body, plotly):
         """The whole of it. `plotly` is the text of plotly.js."""
-        style = Path(__file__).with_name("_report.css").read_text(encoding="utf-8")
-        drawing = Path(__file__).with_name("_report.js").read_text(encoding="utf-8")
+        style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+        drawing = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
         # The reader of HTML changes these before the hashes below are compared.
         scripts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in (plotly, drawing)]
         # Nothing is ever fetched, and no script runs but these two.

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._subgroups import local
+from .._memory.layout import local
 
 # Each element of a parameter is stepped by itself: parameters can be cut anywhere.
 ELEMENTWISE = {

@@ -2,7 +2,7 @@
 
 import math
 
-from ._report_page import (
+from .page import (
     NONE,
     count,
     digits,

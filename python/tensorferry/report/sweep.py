@@ -1,6 +1,6 @@
 """What a report shows of `tensorferry sweep`."""
 
-from ._report_page import (
+from .page import (
     NONE,
     count,
     digits,

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._operators import is_view, mapped, written
+from .._memory.operators import is_view, mapped, written
 
 _aten = torch.ops.aten
 

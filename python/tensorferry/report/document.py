@@ -1,24 +1,13 @@
-"""`tensorferry report`: results files in, one HTML page out.
+"""The whole page: its head, the runs side by side, each run with its machine and settings."""
 
-    tensorferry report before.json after.json -o report.html
-
-The page holds all it needs, plotly.js too, and asks nobody for anything. docs/results.md describes
-the files. Needs plotly: `pip install '.[report]'` in a checkout.
-"""
-
-import argparse
 import datetime
 import json
-import os
-import secrets
-import stat
-import sys
 from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from . import _report_bench, _report_compare, _report_sweep, _report_tune
-from ._report_page import (
+from . import bench, compare, sweep, tune
+from .page import (
     Page,
     digits,
     escape,
@@ -32,100 +21,7 @@ from ._report_page import (
     table,
 )
 
-__all__ = ["Unusable", "load", "main", "make_page"]
-
-FORMAT = "tensorferry-results"
-VERSION = 1
-MAKERS = {"bench": _report_bench, "sweep": _report_sweep, "tune": _report_tune}
-
-# What the page cannot do without. A type; REAL, a finite number; MEASURE, which may be null; a set
-# of words; a list with the shape of its members; a tuple with the shape of each; a dictionary, of
-# which names that end in ? may be missing.
-REAL, MEASURE = object(), object()
-SUMMARY = {"mean": MEASURE, "median": MEASURE, "ci95?": (MEASURE, MEASURE), "p50": MEASURE,
-           "p90": MEASURE, "p99": MEASURE}
-SETTING = {"engine": str, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL}
-ALL = {"complete": bool, "machine": dict, "places": [dict], "settings": dict, "arguments?": list}
-SHAPES = {
-    "bench": ALL | {"series": [{
-        "direction": {"read", "write"}, "bytes": REAL, "seconds": [MEASURE],
-        "started_seconds?": [MEASURE], "latency_seconds": SUMMARY,
-        "bandwidth_mb_per_second": SUMMARY,
-    }]},
-    "sweep": ALL | {"points": [{
-        "direction": {"read", "write"}, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL,
-        "overlap": {"overlap", "sequential"}, "status": {"ok", "failed"}, "seconds?": [MEASURE],
-        "gb_per_second?": MEASURE,
-    }]},
-    "tune": ALL | {"rounds": [{"candidates": [SETTING]}], "best?": SETTING, "default?": SETTING},
-}
-
-
-class Unusable(Exception):
-    """A file that no page can be made from. Its text says which, why, and what to do."""
-
-
-def load(path):
-    """The results in a file. Raises Unusable."""
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise Unusable(f"{path}: {error.strerror}") from error
-    try:
-        results = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Unusable(f"{path}: not JSON; give a file that `tensorferry bench`, `sweep` or `tune` "
-                       "wrote with --json") from error
-    if not isinstance(results, dict) or results.get("format") != FORMAT:
-        raise Unusable(f"{path}: not results of tensorferry; give a file that `tensorferry bench`, "
-                       "`sweep` or `tune` wrote with --json")
-    version = results.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise Unusable(f"{path}: results of version {version!r}, and this program reads {VERSION}; "
-                       "update tensorferry")
-    command = results.get("command")
-    if not isinstance(command, str) or command not in SHAPES:
-        raise Unusable(f"{path}: results of an unknown command, {command!r}; update tensorferry")
-    problem = _misfit(results, SHAPES[command], "")
-    if problem:
-        raise Unusable(f"{path}: {problem}; measure anew, or see docs/results.md")
-    return results
-
-
-def _misfit(value, shape, where):
-    """What keeps a value from having a shape; None if nothing does."""
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return f"{where} is not an object"
-        for name, member in shape.items():
-            plain = name.rstrip("?")
-            at = f"{where}.{plain}".lstrip(".")
-            if plain not in value or (name != plain and value[plain] is None):
-                if name == plain:
-                    return f"{at} is missing"
-                continue
-            problem = _misfit(value[plain], member, at)
-            if problem:
-                return problem
-        return None
-    if isinstance(shape, (list, tuple)):
-        if not isinstance(value, list):
-            return f"{where} is not a list"
-        if isinstance(shape, tuple) and len(value) != len(shape):
-            return f"{where} has not {len(shape)} members"
-        checks = (_misfit(member, shape[0], f"{where}[{at}]") for at, member in enumerate(value))
-        return next((problem for problem in checks if problem), None)
-    if isinstance(shape, set):
-        fits, kind = isinstance(value, str) and value in shape, " or ".join(sorted(shape))
-    elif shape is REAL:
-        fits, kind = number(value) is not None, "a number"
-    elif shape is MEASURE:
-        fits = value is None or isinstance(value, (int, float)) and not isinstance(value, bool)
-        kind = "a number"
-    else:
-        names = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
-        fits, kind = isinstance(value, shape), names[shape]
-    return None if fits else f"{where} is not {kind}"
+MAKERS = {"bench": bench, "sweep": sweep, "tune": tune}
 
 
 def make_page(runs):
@@ -137,7 +33,7 @@ def make_page(runs):
     for command in MAKERS:
         same = [(label, results) for label, results in runs if results["command"] == command]
         if len(same) > 1:
-            body.append(_report_compare.sections(page, same, command))
+            body.append(compare.sections(page, same, command))
     for index, (label, results) in enumerate(runs, 1):
         body.append(_run(page, label, results, f"run-{index}", alone=len(runs) == 1))
     versions = sorted({str(results.get("tensorferry", "")) for _, results in runs} - {""})
@@ -285,53 +181,3 @@ def _word(value, is_size):
     if number(value) is not None:
         return size(value) if is_size else f"{value:g}" if value < 1e6 else digits(value)
     return "" if value is None else str(value)
-
-
-def _write(path, text):
-    """Readers of the file see the old page or the new one."""
-    # A name that is no UTF-8 does not spoil the page.
-    data = text.encode("utf-8", "replace")
-    path = os.path.realpath(path)
-    before = os.stat(path) if os.path.exists(path) else None
-    if before and not stat.S_ISREG(before.st_mode):  # a pipe or a terminal cannot be replaced
-        Path(path).write_bytes(data)
-        return
-    # Under a name that nobody can foresee, and in no file that is there.
-    fresh = f"{path}.new-{secrets.token_hex(8)}"
-    with open(fresh, "xb") as file:
-        try:
-            file.write(data)
-            file.flush()
-            if before:
-                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-            os.replace(fresh, path)
-        except OSError:
-            os.unlink(fresh)
-            raise
-
-
-def main(argv=None):
-    """Makes the page; returns the exit status: 0, or 1 with a line on stderr."""
-    parser = argparse.ArgumentParser(prog="tensorferry report", description=__doc__.splitlines()[0])
-    parser.add_argument("results", nargs="+", help="files that bench, sweep or tune wrote (--json)")
-    parser.add_argument("-o", "--output", default="report.html", help="the page to write")
-    arguments = parser.parse_args(argv)
-    try:
-        runs = [(path, load(path)) for path in arguments.results]
-        if any(os.path.exists(arguments.output) and os.path.samefile(path, arguments.output)
-               for path in arguments.results):
-            raise Unusable(f"{arguments.output}: holds results; name another file with -o")
-        _write(arguments.output, make_page(runs))
-    except Unusable as error:
-        print(f"tensorferry report: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"tensorferry report: {arguments.output}: {error.strerror}; name another place with "
-              "-o", file=sys.stderr)
-        return 1
-    print(f"Report: {arguments.output} ({plural(len(runs), 'run')})")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,8 +6,9 @@ import itertools
 
 import torch
 
-from . import _homes
-from ._subgroups import distributed_like, flat_as, letting_go, local, page_up
+from .._memory.buffers import letting_go
+from .._memory.layout import distributed_like, flat_as, local, page_up
+from .._memory.stored_parameter import home_of
 
 
 class Checkpoints:
@@ -166,7 +167,7 @@ class Checkpoints:
         return dict(sorted(own.items(), key=lambda item: order.get(item[0], 1)))
 
     def _values_of(self, shard):
-        home = _homes.home_of(shard.param)
+        home = home_of(shard.param)
         if home is None:
             return shard.values()
         size = shard.numel * shard.param.dtype.itemsize

@@ -14,7 +14,7 @@ computed, the states of the next are read and those of the last are written. All
 
 import torch
 
-from ._offloaded import Offloaded
+from .optimizer import Offloaded
 
 __all__ = ["Adam", "AdamW", "Offloaded", "offload"]
 

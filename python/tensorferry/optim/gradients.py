@@ -4,10 +4,11 @@ import weakref
 
 import torch
 
-from ._heap import note_freed
-from ._operators import mapped
-from ._stored_gradient import StoredGradient, entry_of
-from ._subgroups import distributed_like, flat_as, letting_go, local, page_up
+from .._memory.buffers import letting_go
+from .._memory.heap import note_freed
+from .._memory.layout import distributed_like, flat_as, local, page_up
+from .._memory.operators import mapped
+from .stored_gradient import StoredGradient, entry_of
 
 
 def norm_of(gradient, norm_type=2.0):

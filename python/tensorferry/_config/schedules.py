@@ -2,7 +2,7 @@
 
 import math
 
-from ._config import REQUIRED, ConfigError
+from .sections import REQUIRED, ConfigError
 
 NAMES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 

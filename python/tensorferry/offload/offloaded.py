@@ -1,15 +1,4 @@
-"""Weights on NVMe: brought in before a module needs them, released after.
-
->>> import tensorferry.offload, torch
->>> model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
->>> expected = model(torch.ones(1, 64))
->>> weights = tensorferry.offload.parameters(model, nvme_path=".", max_cpu_bytes=256 << 10)
->>> torch.equal(model(torch.ones(1, 64)), expected)
-True
->>> weights.close()
-
-Training works as before, with an optimizer of tensorferry.optim: that steps weights on the drive.
-"""
+"""A model whose weights are on the drive: its hooks, and what users may ask of it."""
 
 import contextlib
 import sys
@@ -18,80 +7,18 @@ import threading
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ._heap import map_large_blocks
-from ._homes import Home, home_of
-from ._notes import add_note
-from ._offloaded import Offloaded
-from ._residency import Residency, Unit
-from ._rooms import GpuRoom
-from ._subgroups import PAGE, check_dense, open_space, page_up
-
-__all__ = ["OffloadedParameters", "parameters"]
+from .._memory.buffers import open_space
+from .._memory.gpu_pool import GpuPool
+from .._memory.heap import map_large_blocks
+from .._memory.layout import PAGE, check_dense, page_up
+from .._memory.stored_parameter import Home, home_of
+from .._notes import add_note
+from .modules import materialise, owners, smallest, starts, unit_modules, units_of
+from .residency import Residency
+from .unit import Unit
 
 # Their forward reads the weights of their children without calling them.
 _ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
-
-
-def parameters(
-    model,
-    nvme_path,
-    max_cpu_bytes=1 << 30,
-    *,
-    max_gpu_bytes=None,
-    device=None,
-    keep_bytes=64 << 10,
-    units=(),
-    initialize=None,
-    **handle_options,
-):
-    """Moves the parameters of a model to NVMe and returns an OffloadedParameters.
-
-    At most `max_cpu_bytes` of them are in memory at a time, page-locked (one layer, where that is
-    larger): those in use, those that the order of the last pass says are next, and as many others
-    as fit. Parameters of up to `keep_bytes` stay in memory, as long as they are few. The results
-    are the same to the last bit.
-
-    Each module has its own weights brought in when it is called; outside of that they read as NaN,
-    unless gather() has brought them. `units` are classes of modules whose forward uses the weights
-    of their children without calling them: those come as one.
-
-    A model larger than memory is made with torch.device("meta"): its weights are then made here,
-    one module at a time, by `initialize(module)`, or by the module's reset_parameters().
-
-    Weights on a GPU come there straight from the drive, `max_gpu_bytes` of them at a time (as many
-    as `max_cpu_bytes`, if it is not said). `device` is where the weights are used, if not where
-    they are now.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
-    if not isinstance(max_cpu_bytes, int):
-        raise TypeError(f"max_cpu_bytes is {max_cpu_bytes!r}: a number of bytes is wanted")
-    if max_cpu_bytes < 1:
-        raise ValueError(f"max_cpu_bytes is {max_cpu_bytes}: it must be at least 1")
-    device = _device_of(model) if device is None else _with_index(torch.device(device))
-    most = max_cpu_bytes
-    if device.type != "cpu" and max_gpu_bytes is not None:
-        most = max_gpu_bytes
-    return OffloadedParameters(
-        model, nvme_path, device, most, keep_bytes, tuple(units), initialize, handle_options
-    )
-
-
-def _with_index(device):
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"weights are used on the CPU or on a GPU of CUDA, not on {device}")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def _device_of(model):
-    """Where its weights are; the CPU for those that have no values yet."""
-    devices = {param.device for param in model.parameters()} - {torch.device("meta")}
-    if len(devices) > 1:
-        named = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the weights are on {named}: say with device=... where to use them")
-    return _with_index(devices.pop()) if devices else torch.device("cpu")
 
 
 class _OnDrive:
@@ -117,6 +44,8 @@ class _Hook(_OnDrive):
 class OffloadedParameters(_OnDrive):
     """What offload.parameters() has made of a model. Lives as long as that or until close()."""
 
+    __module__ = "tensorferry.offload"  # where users find it
+
     def __init__(
         self, model, nvme_path, device, max_bytes, keep_bytes, classes, initialize, handle_options
     ):
@@ -126,18 +55,18 @@ class OffloadedParameters(_OnDrive):
         self._hooks = []
         self._frames = threading.local()
         self._initialize = initialize
-        self._modules = list(_unit_modules(model, _ONE_UNIT + classes, set()))
-        kept = _smallest(model, keep_bytes, max_bytes // 16)
-        owners = _owners(self._modules, kept)
-        sizes = [sum(page_up(p.nbytes) for p in params) for params in owners.values()]
+        self._modules = list(unit_modules(model, _ONE_UNIT + classes, set()))
+        kept = smallest(model, keep_bytes, max_bytes // 16)
+        owned = owners(self._modules, kept)
+        sizes = [sum(page_up(p.nbytes) for p in params) for params in owned.values()]
         room = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
         self._device = device
         on_cpu = device.type == "cpu"
         self._space = open_space(nvme_path, page_up(room) if on_cpu else PAGE, **handle_options)
-        self._residency = Residency(self._space, None if on_cpu else GpuRoom(device, room))
+        self._residency = Residency(self._space, None if on_cpu else GpuPool(device, room))
         on_meta = any(param.device.type == "meta" for param in model.parameters())
         try:
-            self._needs = self._bring_out(owners)
+            self._needs = self._bring_out(owned)
         except BaseException as error:
             self._put_back(error, restore=not on_meta)  # what never was in memory may not fit
             raise
@@ -156,7 +85,7 @@ class OffloadedParameters(_OnDrive):
         units = {}  # param -> unit
         needs = {self._model: []}
         for number, (module, subtree) in enumerate(self._modules):
-            fresh = [part for part in subtree if _materialise(part, made, self._device)]
+            fresh = [part for part in subtree if materialise(part, made, self._device)]
             unit = Unit(self._residency) if owners[module] else None
             for index, param in enumerate(made.get(param, param) for param in owners[module]):
                 unit.add(Home(param, f"{number}.{index}", self._space, unit))
@@ -167,9 +96,9 @@ class OffloadedParameters(_OnDrive):
             if unit:
                 unit.bring_out()
             for part in subtree:
-                if needed := _units_of([part], units):
+                if needed := units_of([part], units):
                     needs.setdefault(part, needed)
-            if needed := _units_of(subtree, units):
+            if needed := units_of(subtree, units):
                 needs[module] = needed
         self._residency.settle()
         return needs
@@ -190,9 +119,9 @@ class OffloadedParameters(_OnDrive):
     def _start(self, subtree, fresh, units):
         """Gives fresh modules the values they start with."""
         with contextlib.ExitStack() as frame:
-            for unit in _units_of(fresh, units):  # also what was made before and is shared
+            for unit in units_of(fresh, units):  # also what was made before and is shared
                 self._use(unit, frame)
-            for start in _starts(subtree, fresh, self._initialize):
+            for start in starts(subtree, fresh, self._initialize):
                 start()
 
     # --- hooks ---
@@ -391,62 +320,6 @@ def _frame_of_load():
     return frame
 
 
-def _unit_modules(module, one_unit, seen):
-    """(module, modules whose parameters come with it), parents first, each once."""
-    if module in seen:
-        return
-    seen.add(module)
-    if isinstance(module, one_unit):
-        subtree = list(module.modules())
-        seen.update(subtree)
-        yield module, subtree
-        return
-    yield module, [module, *_never_called(module)]
-    for child in module.children():
-        yield from _unit_modules(child, one_unit, seen)
-
-
-def _never_called(module):
-    """Lists and such: what they hold is used by whoever has them."""
-    for child in module.children():
-        if type(child).forward is torch.nn.Module.forward:
-            yield child
-            yield from _never_called(child)
-
-
-def _smallest(model, keep_bytes, most):
-    """Parameters so small that they stay in memory."""
-    kept = set()
-    total = 0
-    for param in sorted(model.parameters(), key=lambda p: p.nbytes):
-        total += param.nbytes
-        if param.nbytes > keep_bytes or total > most:
-            break
-        kept.add(param)
-    return kept
-
-
-def _owners(modules, kept):
-    """Which parameters belong to which module: shared ones to the first."""
-    owners = {}
-    seen = set(kept)
-    for module, subtree in modules:
-        own = owners.setdefault(module, [])
-        for part in subtree:
-            for param in part._parameters.values():
-                if param is not None and param not in seen and param.numel() > 0:
-                    seen.add(param)
-                    own.append(param)
-    return owners
-
-
-def _units_of(modules, units):
-    """The units of what these modules have themselves."""
-    params = (param for module in modules for param in module._parameters.values())
-    found = (units.get(param) for param in params if param is not None)
-    return list(dict.fromkeys(unit for unit in found if unit is not None))
-
-
 def _without_parameters(output):
     """What a module returns, with views in place of weights, whose values go when it ends."""
     if isinstance(output, torch.nn.Parameter) and home_of(output) is not None:
@@ -458,46 +331,6 @@ def _without_parameters(output):
     return output
 
 
-def _materialise(part, made, device):
-    """Makes what a module has itself on the meta device. Was there anything?"""
-    fresh = False
-    for name, param in list(part._parameters.items()):
-        if param is None or param.device.type != "meta":
-            continue
-        if param not in made:
-            made[param] = torch.nn.Parameter(
-                torch.empty_like(param, device=device), requires_grad=param.requires_grad
-            )
-            fresh = True
-        setattr(part, name, made[param])  # recurrent networks note it
-    for name, buffer in part._buffers.items():
-        if buffer is not None and buffer.device.type == "meta":
-            part._buffers[name] = torch.empty_like(buffer, device=device)
-            fresh = True
-    return fresh
-
-
-def _starts(subtree, fresh, initialize):
-    """What gives fresh modules their values: children first, as when a module is made."""
-    if initialize is not None:
-        return [lambda part=part: initialize(part) for part in reversed(fresh)]
-    starts = {}
-    for part in reversed(fresh):
-        # What a list holds is made by who has it.
-        for maker in dict.fromkeys([part, subtree[0]]):
-            for name in ("reset_parameters", "_reset_parameters"):
-                if maker not in starts and hasattr(maker, name):
-                    starts[maker] = getattr(maker, name)
-            if maker in starts:
-                break
-        else:
-            raise ValueError(
-                f"{type(part).__name__} is on the meta device and has no reset_parameters(): say "
-                "with initialize=... how its weights start"
-            )
-    return starts.values()
-
-
 _refusing = []
 
 
@@ -505,7 +338,7 @@ def _refuse_other_optimizers():
     """From now on: an optimizer of torch would write where there is no weight."""
 
     def check(optimizer, *_):
-        if isinstance(getattr(optimizer, "optimizer", optimizer), Offloaded):
+        if getattr(getattr(optimizer, "optimizer", optimizer), "is_offloaded", False):
             return
         for group in optimizer.param_groups:
             for param in group["params"]:

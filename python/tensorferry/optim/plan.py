@@ -1,109 +1,19 @@
 """How an optimizer's parameters are cut into pieces that fit the buffers, and how the states of a
 piece lie in one record on the drive."""
 
-import contextlib
-import mmap
-import os
-import traceback
 from dataclasses import dataclass, field
 
 import torch
 
-from ._core import SwapSpace
-
-PAGE = mmap.PAGESIZE
+from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
 
 # Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
 # the record its values and its gradient.
 STATE_PAGES = 4 * PAGE
 HELD_PAGES = STATE_PAGES + 2 * PAGE
 
-# Parameters are cut at multiples of this: whole pages for any dtype, and whole vectors, so that
-# torch's kernels compute the same bits as over the whole parameter.
-CUT = PAGE
-
 # The least that a buffer holds: a cut of any dtype with three states, its values and its gradient.
 LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
-
-
-def page_up(count):
-    return -(-count // PAGE) * PAGE
-
-
-@contextlib.contextmanager
-def letting_go():
-    """Takes the buffers out of the frames of an exception: who handles it may wait for them."""
-    try:
-        yield
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
-
-
-def open_space(nvme_path, buffer_bytes, **handle_options):
-    """A swap space in a directory of this run and rank."""
-    environment = os.environ
-    run = environment.get("TORCHELASTIC_RUN_ID", "")
-    if run in ("", "none") and "MASTER_PORT" in environment:
-        run = f"{environment.get('MASTER_ADDR', '')}-{environment['MASTER_PORT']}"
-    rank = environment.get("RANK", "0")
-    return SwapSpace(
-        nvme_path,
-        buffer_bytes=buffer_bytes,
-        run=run,
-        rank=int(rank) if rank.isdecimal() else 0,
-        **handle_options,
-    )
-
-
-def local(tensor):
-    """The part of a distributed tensor that this rank has; any other tensor as it is."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def distributed_like(tensor, param):
-    """What this rank has, distributed as the parameter is; of any other parameter as it is."""
-    if not hasattr(param, "to_local") or tensor.shape != param.to_local().shape:
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        tensor,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
-
-
-def is_dense(tensor):
-    """Whether its elements fill a stretch of memory, in whichever order."""
-    by_stride = sorted((tensor.stride(i), tensor.size(i), i) for i in range(tensor.dim()))
-    return tensor.permute([i for _, _, i in reversed(by_stride)]).is_contiguous()
-
-
-def check_dense(param):
-    if not is_dense(param):
-        raise ValueError(
-            f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} is not dense: "
-            "make it contiguous"
-        )
-
-
-def flat(tensor):
-    """The elements of a dense tensor in the order of its memory, without a copy."""
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def flat_as(tensor, stride):
-    """The elements of a tensor in the order that they have in memory with these strides."""
-    if tensor.stride() != stride or not is_dense(tensor):
-        tensor = torch.empty_strided(
-            tensor.size(), stride, dtype=tensor.dtype, device=tensor.device
-        ).copy_(tensor)
-    return flat(tensor)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._subgroups import local
+from .._memory.layout import local
 
 HALF = (torch.bfloat16, torch.float16)
 CPU_CHUNK, GPU_CHUNK = 1 << 16, 1 << 24  # elements at a time, so that little memory is needed

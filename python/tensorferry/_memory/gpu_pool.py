@@ -6,7 +6,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-class GpuRoom:
+class GpuPool:
     """Gives out memory of one GPU, up to `nbytes` together. It is free again when all tensors on it
     are gone and no operation uses it."""
 
