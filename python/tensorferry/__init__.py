@@ -45,10 +45,12 @@ from ._core import (
     SwapSpace,
     SwapView,
     __version__,
-    close_all as _close_all,
     copy,
     is_pinned,
     validate,
+)
+from ._core import (
+    close_all as _close_all,
 )
 from .aio import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
 
@@ -73,7 +75,6 @@ __all__ = [
     "pin_handle",
     "validate",
 ]
-
 
 
 def initialize(model, config, *, optimizer=None, model_parameters=None):

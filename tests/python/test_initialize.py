@@ -7,9 +7,8 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
-
 import tensorferry
+import torch
 from tensorferry._config.config import Config
 from tensorferry._config.initialize import _check
 

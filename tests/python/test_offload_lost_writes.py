@@ -44,8 +44,11 @@ class Run:
         self.weights = tensorferry.offload.parameters(self.model, drive, max_cpu_bytes)
         (tmp_path / "states").mkdir()
         self.optimizer = tensorferry.optim.offload(
-            kind(self.model.parameters()), tmp_path / "states", pipeline_write=True,
-            buffer_count=2, buffer_bytes=24 * MiB,
+            kind(self.model.parameters()),
+            tmp_path / "states",
+            pipeline_write=True,
+            buffer_count=2,
+            buffer_bytes=24 * MiB,
         )
         self.reference = kind(self.twin.parameters())
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 from drives import failing_drive, loop_mount
 from training import MiB, assert_same, copies, give_gradients
 
@@ -164,9 +163,8 @@ def test_offload_to_a_full_drive_leaves_the_optimizer_its_states(tmp_path):
     first, reference = torch.optim.AdamW(mine, fused=True), torch.optim.AdamW(theirs, fused=True)
     steps(mine, first, 0, 2)
     steps(theirs, reference, 0, 2)
-    with loop_mount(tmp_path, size="24M") as point:
-        with pytest.raises(OSError, match="needed"):
-            tensorferry.optim.offload(first, point, buffer_bytes=9 * MiB)
+    with loop_mount(tmp_path, size="24M") as point, pytest.raises(OSError, match="needed"):
+        tensorferry.optim.offload(first, point, buffer_bytes=9 * MiB)
     steps(mine, first, 2, 4)
     steps(theirs, reference, 2, 4)
     assert_same(mine, theirs)

@@ -2,9 +2,8 @@
 
 import copy
 
-import torch
-
 import tensorferry.optim
+import torch
 from tensorferry.optim.stored_gradient import StoredGradient
 
 MiB = 1 << 20

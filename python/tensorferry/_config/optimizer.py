@@ -68,7 +68,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             raise ValueError("step(closure) does not go with accumulated gradients")
         self._micro += 1
         if self._micro < self._steps:
-            return None
+            return
         if self._loss_scale is not None and self._backwards < self._steps:
             raise RuntimeError("with fp16 call optimizer.backward(loss), not loss.backward()")
         self._micro = self._backwards = 0
@@ -88,7 +88,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
                 self.scheduler.step()
         if self._loss_scale is not None:
             self._loss_scale.update(overflow)
-        return None
+        return
 
     def _in_groups(self):
         params = [param for group in self.param_groups for param in group["params"]]

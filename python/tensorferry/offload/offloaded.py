@@ -220,9 +220,10 @@ class OffloadedParameters(_OnDrive):
         self._residency.write_changed(self._needs.get(module, ()))
         self._residency.settle()
         for name, param in module._parameters.items():
-            if param is not None and prefix + name in state_dict:
-                if (home := home_of(param)) is not None:
-                    state_dict[prefix + name] = home.view()
+            if param is None or prefix + name not in state_dict:
+                continue
+            if (home := home_of(param)) is not None:
+                state_dict[prefix + name] = home.view()
 
     # --- for users ---
 

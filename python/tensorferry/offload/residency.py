@@ -271,6 +271,7 @@ class Residency:
 
     def write_all(self, units):
         """Starts to write what they show, whether autograd has seen a change or not."""
+
         def write(unit):
             unit.note_versions()
             unit.write_back()

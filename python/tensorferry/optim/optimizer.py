@@ -527,10 +527,8 @@ class Offloaded(Checkpoints, torch.optim.Optimizer):
             for operation in load.operations:
                 operation.cancel()
         loads.clear()
-        try:
+        with contextlib.suppress(OSError):
             self._settle()
-        except OSError:
-            pass
         if self._spoiled is not None:
             add_note(error, self._spoiled + "; load a checkpoint before you go on")
 

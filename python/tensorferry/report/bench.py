@@ -42,24 +42,39 @@ def figures(results):
     rate = rate_unit(one["bandwidth_mb_per_second"]["mean"] for one in series)
     found = []
     for direction in DIRECTIONS:
-        of_direction = [one for one in series if one["direction"] == direction
-                        and number(one["bandwidth_mb_per_second"]["mean"]) is not None]
+        of_direction = [
+            one
+            for one in series
+            if one["direction"] == direction
+            and number(one["bandwidth_mb_per_second"]["mean"]) is not None
+        ]
         if not of_direction:
             continue
         best = max(of_direction, key=lambda one: one["bandwidth_mb_per_second"]["mean"])
         summary = best["bandwidth_mb_per_second"]
         known = rate.interval(interval(best, "bandwidth_mb_per_second"))
-        found.append((f"{direction.capitalize()} bandwidth", rate.digits(summary["mean"]),
-                      rate.name, f"mean; 95 %: {known}; {size(best['bytes'])} tensors"))
+        found.append(
+            (
+                f"{direction.capitalize()} bandwidth",
+                rate.digits(summary["mean"]),
+                rate.name,
+                f"mean; 95 %: {known}; {size(best['bytes'])} tensors",
+            )
+        )
     for direction in DIRECTIONS:
         of_direction = [one for one in series if one["direction"] == direction]
         if of_direction:
             least = min(of_direction, key=lambda one: one["bytes"])
             unit = time_unit([least["latency_seconds"]["p50"]])
             tail = unit.text(least["latency_seconds"]["p99"])
-            found.append((f"{direction.capitalize()} latency",
-                          unit.digits(least["latency_seconds"]["p50"]), unit.name,
-                          f"median; 99th percentile {tail}; {size(least['bytes'])} tensors"))
+            found.append(
+                (
+                    f"{direction.capitalize()} latency",
+                    unit.digits(least["latency_seconds"]["p50"]),
+                    unit.name,
+                    f"median; 99th percentile {tail}; {size(least['bytes'])} tensors",
+                )
+            )
     return key_figures(found)
 
 
@@ -67,13 +82,15 @@ def sections(page, results, prefix):
     series = sorted(results["series"], key=lambda one: (one["direction"], one["bytes"]))
     if not series:
         return paragraph("No series was finished, so there is nothing to plot.", "notice")
-    return "\n".join([
-        _bandwidth(page, series, prefix),
-        _distribution(page, series, prefix),
-        _time_line(page, series, prefix),
-        _tables(series),
-        _transport(series),
-    ])
+    return "\n".join(
+        [
+            _bandwidth(page, series, prefix),
+            _distribution(page, series, prefix),
+            _time_line(page, series, prefix),
+            _tables(series),
+            _transport(series),
+        ]
+    )
 
 
 def _of(series, direction):
@@ -88,22 +105,36 @@ def _bandwidth(page, series, prefix):
     for direction in DIRECTIONS:
         chosen = [one for one in series if one["direction"] == direction]
         if chosen:
-            values = [(one["bandwidth_mb_per_second"]["mean"],
-                       *interval(one, "bandwidth_mb_per_second")) for one in chosen]
-            data.append(interval_trace(direction.capitalize(), f"var(--{direction})", rate,
-                                       [size(one["bytes"]) for one in chosen], values))
+            values = [
+                (one["bandwidth_mb_per_second"]["mean"], *interval(one, "bandwidth_mb_per_second"))
+                for one in chosen
+            ]
+            data.append(
+                interval_trace(
+                    direction.capitalize(),
+                    f"var(--{direction})",
+                    rate,
+                    [size(one["bytes"]) for one in chosen],
+                    values,
+                )
+            )
     sizes = [size(value) for value in sorted({one["bytes"] for one in series})]
     said = "; ".join(
         f"{one['direction']} {size(one['bytes'])}: "
-        f"{rate.text(one['bandwidth_mb_per_second']['mean'])}" for one in series
+        f"{rate.text(one['bandwidth_mb_per_second']['mean'])}"
+        for one in series
     )
     return section(
         heading(3, "Bandwidth"),
         page.plot(
-            f"{prefix}-bandwidth", f"Mean bandwidth by tensor size, {rate.name}",
-            f"Bandwidth by tensor size. {said}.", data, interval_layout(sizes, "Tensor size"),
+            f"{prefix}-bandwidth",
+            f"Mean bandwidth by tensor size, {rate.name}",
+            f"Bandwidth by tensor size. {said}.",
+            data,
+            interval_layout(sizes, "Tensor size"),
             "Of single operations: the size by the latency. Bars are 95 % confidence intervals of "
-            "the mean.", style="wide",
+            "the mean.",
+            style="wide",
         ),
     )
 
@@ -115,19 +146,36 @@ def interval_trace(name, colour, rate, categories, values):
     below = [None if mean is None or low is None else mean - low for mean, low, _ in rows]
     told = [f"{rate.text(mean)}<br>95 %: {rate.interval(known)}" for mean, *known in values]
     return {
-        "type": "scatter", "mode": "lines+markers", "name": name, "x": categories,
-        "y": [mean for mean, _, _ in rows], "text": told,
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": categories,
+        "y": [mean for mean, _, _ in rows],
+        "text": told,
         "hovertemplate": "%{x}: %{text}<extra>%{fullData.name}</extra>",
-        "line": {"color": colour, "width": 2}, "marker": {"color": colour, "size": 8},
-        "error_y": {"type": "data", "symmetric": False, "array": above, "arrayminus": below,
-                    "color": colour, "thickness": 1.5, "width": 5},
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 8},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": colour,
+            "thickness": 1.5,
+            "width": 5,
+        },
     }
 
 
 def interval_layout(categories, title):
     return {
-        "xaxis": {"type": "category", "categoryorder": "array", "categoryarray": categories,
-                  "title": {"text": title}, "showgrid": False},
+        "xaxis": {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": categories,
+            "title": {"text": title},
+            "showgrid": False,
+        },
         "yaxis": {"rangemode": "tozero"},
     }
 
@@ -149,29 +197,46 @@ def _distribution(page, series, prefix):
         name = direction.capitalize()
         said = "; ".join(
             f"{size(one['bytes'])}: median {unit.text(one['latency_seconds']['p50'])}, "
-            f"99th percentile {unit.text(one['latency_seconds']['p99'])}" for one, _ in chosen
+            f"99th percentile {unit.text(one['latency_seconds']['p99'])}"
+            for one, _ in chosen
         )
         legend = {"showlegend": True}
         style = "plot" if len(chosen) <= 4 else "tall"
-        shapes.append(page.plot(
-            f"{prefix}-histogram-{direction}", f"{name}: share of operations, %",
-            f"Histogram of {direction} latencies. {said}.",
-            [_histogram(one, colour, unit, edges) for one, colour in chosen],
-            legend | {"barmode": "overlay", "bargap": 0, "yaxis": {"rangemode": "tozero"},
-                      "xaxis": axis | {"title": {"text": f"Latency, {unit.name}"}}},
-            style=style,
-        ))
-        tails.append(page.plot(
-            f"{prefix}-percentiles-{direction}", f"{name}: latency by percentile, {unit.name}",
-            f"Percentiles of {direction} latencies. {said}.",
-            [_percentile_curve(one, colour, unit) for one, colour in chosen],
-            legend | {"xaxis": _percentile_axis(series), "yaxis": axis}, style=style,
-        ))
+        shapes.append(
+            page.plot(
+                f"{prefix}-histogram-{direction}",
+                f"{name}: share of operations, %",
+                f"Histogram of {direction} latencies. {said}.",
+                [_histogram(one, colour, unit, edges) for one, colour in chosen],
+                legend
+                | {
+                    "barmode": "overlay",
+                    "bargap": 0,
+                    "yaxis": {"rangemode": "tozero"},
+                    "xaxis": axis | {"title": {"text": f"Latency, {unit.name}"}},
+                },
+                style=style,
+            )
+        )
+        tails.append(
+            page.plot(
+                f"{prefix}-percentiles-{direction}",
+                f"{name}: latency by percentile, {unit.name}",
+                f"Percentiles of {direction} latencies. {said}.",
+                [_percentile_curve(one, colour, unit) for one, colour in chosen],
+                legend | {"xaxis": _percentile_axis(series), "yaxis": axis},
+                style=style,
+            )
+        )
     return section(
         heading(3, "Latency"),
-        paragraph("How long single operations took. Scales are logarithmic, and the same for reads "
-                  "and writes.", "lead"),
-        side_by_side(*shapes), side_by_side(*tails),
+        paragraph(
+            "How long single operations took. Scales are logarithmic, and the same for reads "
+            "and writes.",
+            "lead",
+        ),
+        side_by_side(*shapes),
+        side_by_side(*tails),
     )
 
 
@@ -187,11 +252,18 @@ def log_axis(low, high):
     steps_of_decade = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     if last - first > 0.9:
         steps_of_decade = (1, 2, 5) if last - first < 2.5 else (1,)
-    ticks = [step * 10.0**decade for decade in range(math.floor(first), math.ceil(last) + 1)
-             for step in steps_of_decade]
+    ticks = [
+        step * 10.0**decade
+        for decade in range(math.floor(first), math.ceil(last) + 1)
+        for step in steps_of_decade
+    ]
     ticks = [tick for tick in ticks if low <= tick <= high]
-    return {"type": "log", "range": [first, last], "tickvals": ticks,
-            "ticktext": [f"{tick:,.12g}" for tick in ticks]}
+    return {
+        "type": "log",
+        "range": [first, last],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,.12g}" for tick in ticks],
+    }
 
 
 def _histogram(one, colour, unit, edges):
@@ -202,14 +274,19 @@ def _histogram(one, colour, unit, edges):
         if value > 0:
             place = (math.log10(unit.of(value)) - first) / (last - first)
             found[min(BINS - 1, max(0, int(place * BINS)))] += 1
-    told = [f"{digits(low)} to {digits(high)} {unit.name}: {plural(amount, 'operation')}"
-            for low, high, amount in zip(edges, edges[1:], found)]
+    told = [
+        f"{digits(low)} to {digits(high)} {unit.name}: {plural(amount, 'operation')}"
+        for low, high, amount in zip(edges, edges[1:], found)
+    ]
     return {
-        "type": "bar", "name": size(one["bytes"]), "opacity": 0.7,
+        "type": "bar",
+        "name": size(one["bytes"]),
+        "opacity": 0.7,
         "x": [math.sqrt(low * high) for low, high in zip(edges, edges[1:])],
         "width": [high - low for low, high in zip(edges, edges[1:])],
         "y": [100 * amount / len(values) for amount in found],
-        "marker": {"color": colour, "line": {"width": 0}}, "hovertext": told,
+        "marker": {"color": colour, "line": {"width": 0}},
+        "hovertext": told,
         "hovertemplate": "%{hovertext}<br>%{y:.1f} %<extra>%{fullData.name}</extra>",
     }
 
@@ -226,21 +303,29 @@ def _percentile_curve(one, colour, unit):
         chosen = sorted({min(many - 1, int(share * many)) for share in shares})
     shares = [(place + 0.5) / many for place in chosen]
     return {
-        "type": "scatter", "mode": "lines" if many > 1 else "markers", "name": size(one["bytes"]),
+        "type": "scatter",
+        "mode": "lines" if many > 1 else "markers",
+        "name": size(one["bytes"]),
         "x": [1 / (1 - share) for share in shares],
         "y": [unit.of(values[place]) for place in chosen],
         "text": [f"{100 * share:.4g} %" for share in shares],
-        "line": {"color": colour, "width": 2}, "marker": {"color": colour, "size": 8},
+        "line": {"color": colour, "width": 2},
+        "marker": {"color": colour, "size": 8},
         "hovertemplate": f"%{{text}} within %{{y:.4~g}} {unit.name}"
-                         "<extra>%{fullData.name}</extra>",
+        "<extra>%{fullData.name}</extra>",
     }
 
 
 def _percentile_axis(series):
     """Until a little after the last point of the longest series."""
     last = max(len(one["seconds"]) for one in series)
-    return {"type": "log", "title": {"text": "Percentile"}, "range": [0, math.log10(2.4 * last)],
-            "tickvals": list(PERCENTILE_TICKS), "ticktext": list(PERCENTILE_TICKS.values())}
+    return {
+        "type": "log",
+        "title": {"text": "Percentile"},
+        "range": [0, math.log10(2.4 * last)],
+        "tickvals": list(PERCENTILE_TICKS),
+        "ticktext": list(PERCENTILE_TICKS.values()),
+    }
 
 
 def _time_line(page, series, prefix):
@@ -248,9 +333,13 @@ def _time_line(page, series, prefix):
     for direction in DIRECTIONS:
         panels = []
         for one, colour in _of(series, direction):
-            marks = [(begin, value) for begin, value in
-                     zip(map(number, one.get("started_seconds") or ()), map(number, one["seconds"]))
-                     if begin is not None and value is not None]
+            marks = [
+                (begin, value)
+                for begin, value in zip(
+                    map(number, one.get("started_seconds") or ()), map(number, one["seconds"])
+                )
+                if begin is not None and value is not None
+            ]
             if marks:
                 panels.append((one, colour, marks, thinned(marks)))
         if not panels:
@@ -259,20 +348,31 @@ def _time_line(page, series, prefix):
         shown = sum(len(kept) for _, _, _, kept in panels)
         note = ""
         if shown < measured:
-            note = (f"{shown:,} of {measured:,} operations are drawn: the quickest and the slowest "
-                    "of each stretch of time.")
+            note = (
+                f"{shown:,} of {measured:,} operations are drawn: the quickest and the slowest "
+                "of each stretch of time."
+            )
         data, layout = _panels(panels)
-        plots.append(page.plot(
-            f"{prefix}-time-{direction}", f"{direction.capitalize()}: latency of each operation",
-            f"Latency of each {direction} over time; {plural(measured, 'operation')}.", data,
-            layout, note, style=f"panels-{min(len(panels), PANELS_STYLED)}",
-        ))
+        plots.append(
+            page.plot(
+                f"{prefix}-time-{direction}",
+                f"{direction.capitalize()}: latency of each operation",
+                f"Latency of each {direction} over time; {plural(measured, 'operation')}.",
+                data,
+                layout,
+                note,
+                style=f"panels-{min(len(panels), PANELS_STYLED)}",
+            )
+        )
     if not plots:
         return ""
     return section(
         heading(3, "Over time"),
-        paragraph("Each operation where it began, in seconds since its series began. Steps and "
-                  "drifts are caches that fill, or a drive that grows warm.", "lead"),
+        paragraph(
+            "Each operation where it began, in seconds since its series began. Steps and "
+            "drifts are caches that fill, or a drive that grows warm.",
+            "lead",
+        ),
         side_by_side(*plots),
     )
 
@@ -285,22 +385,45 @@ def _panels(panels):
         unit = time_unit(value for _, value in kept)
         top = 1 - 1.5 * height * (place - 1)
         axis = "" if place == 1 else str(place)
-        data.append({
-            "type": "scatter", "mode": "markers", "name": size(one["bytes"]),
-            "x": [begin for begin, _ in kept], "y": [unit.of(value) for _, value in kept],
-            "xaxis": f"x{axis}", "yaxis": f"y{axis}",
-            "marker": {"color": colour, "size": 5, "opacity": 0.75},
-            "hovertemplate": f"%{{y:.4~g}} {unit.name}, %{{x:.3~f}} s after the start"
-                             "<extra>%{fullData.name}</extra>",
-        })
-        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "rangemode": "tozero", "nticks": 6,
-                                  "showgrid": False, "ticksuffix": " s"}
-        layout[f"yaxis{axis}"] = {"anchor": f"x{axis}", "domain": [max(0, top - height), top],
-                                  "nticks": 4, "rangemode": "tozero"}
-        layout["annotations"].append({
-            "text": f"{size(one['bytes'])}, {unit.name}", "showarrow": False, "xref": "paper",
-            "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom",
-        })
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": size(one["bytes"]),
+                "x": [begin for begin, _ in kept],
+                "y": [unit.of(value) for _, value in kept],
+                "xaxis": f"x{axis}",
+                "yaxis": f"y{axis}",
+                "marker": {"color": colour, "size": 5, "opacity": 0.75},
+                "hovertemplate": f"%{{y:.4~g}} {unit.name}, %{{x:.3~f}} s after the start"
+                "<extra>%{fullData.name}</extra>",
+            }
+        )
+        layout[f"xaxis{axis}"] = {
+            "anchor": f"y{axis}",
+            "rangemode": "tozero",
+            "nticks": 6,
+            "showgrid": False,
+            "ticksuffix": " s",
+        }
+        layout[f"yaxis{axis}"] = {
+            "anchor": f"x{axis}",
+            "domain": [max(0, top - height), top],
+            "nticks": 4,
+            "rangemode": "tozero",
+        }
+        layout["annotations"].append(
+            {
+                "text": f"{size(one['bytes'])}, {unit.name}",
+                "showarrow": False,
+                "xref": "paper",
+                "x": 0,
+                "xanchor": "left",
+                "yref": "paper",
+                "y": top,
+                "yanchor": "bottom",
+            }
+        )
     return data, layout
 
 
@@ -311,7 +434,7 @@ def thinned(marks):
     stretch = math.ceil(len(marks) / (TIME_LINE_MARKS // 2))
     kept = []
     for first in range(0, len(marks), stretch):
-        part = marks[first:first + stretch]
+        part = marks[first : first + stretch]
         ends = {min(part, key=lambda mark: mark[1]), max(part, key=lambda mark: mark[1])}
         kept.extend(sorted(ends))
     return kept
@@ -323,25 +446,50 @@ def _tables(series):
     return section(
         heading(3, "All numbers"),
         _statistics(f"Latency, {time.name}", series, "latency_seconds", time),
-        _statistics(f"Bandwidth, {rate.name}", series, "bandwidth_mb_per_second", rate,
-                    [("#CPU s/GB", lambda one: digits(one.get("cpu_seconds_per_gb")))]),
+        _statistics(
+            f"Bandwidth, {rate.name}",
+            series,
+            "bandwidth_mb_per_second",
+            rate,
+            [("#CPU s/GB", lambda one: digits(one.get("cpu_seconds_per_gb")))],
+        ),
     )
 
 
 def _statistics(caption, series, member, unit, more=()):
-    names = {"standard_deviation": "#Std. deviation", "median": "#Median (p50)", "p90": "#p90",
-             "p99": "#p99", "p999": "#p99.9"}
+    names = {
+        "standard_deviation": "#Std. deviation",
+        "median": "#Median (p50)",
+        "p90": "#p90",
+        "p99": "#p99",
+        "p999": "#p99.9",
+    }
     if not any("p999" in one[member] for one in series):
         del names["p999"]
-    columns = ["Direction", "#Size", "#Samples", "#Mean", "#95 % interval", *names.values(),
-               *(name for name, _ in more)]
+    columns = [
+        "Direction",
+        "#Size",
+        "#Samples",
+        "#Mean",
+        "#95 % interval",
+        *names.values(),
+        *(name for name, _ in more),
+    ]
     rows = []
     for one in series:
         summary = one[member]
         values = [unit.digits(summary.get(name)) for name in names]
-        rows.append([one["direction"].capitalize(), size(one["bytes"]), f"{len(one['seconds']):,}",
-                     unit.digits(summary["mean"]), unit.interval(interval(one, member)), *values,
-                     *(value(one) for _, value in more)])
+        rows.append(
+            [
+                one["direction"].capitalize(),
+                size(one["bytes"]),
+                f"{len(one['seconds']):,}",
+                unit.digits(summary["mean"]),
+                unit.interval(interval(one, member)),
+                *values,
+                *(value(one) for _, value in more),
+            ]
+        )
     return table(caption, columns, rows)
 
 
@@ -351,18 +499,34 @@ def _transport(series):
         way = (str(one.get("engine", NONE)), one.get("direct"), str(one.get("engine_reason", "")))
         engines.setdefault(way, []).append(f"{one['direction']} {size(one['bytes'])}")
     said = {True: "yes", False: "no"}
-    ways = [[engine, said.get(direct, NONE), ", ".join(which), reason]
-            for (engine, direct, reason), which in engines.items()]
+    ways = [
+        [engine, said.get(direct, NONE), ", ".join(which), reason]
+        for (engine, direct, reason), which in engines.items()
+    ]
     cold = [
-        [size(one["bytes"]), size(one["cold"].get("bytes")), size(one["cold"].get("device_bytes")),
-         count(one["cold"].get("resident_pages")), str(one["cold"].get("proof", NONE))]
-        for one in series if isinstance(one.get("cold"), dict)
+        [
+            size(one["bytes"]),
+            size(one["cold"].get("bytes")),
+            size(one["cold"].get("device_bytes")),
+            count(one["cold"].get("resident_pages")),
+            str(one["cold"].get("proof", NONE)),
+        ]
+        for one in series
+        if isinstance(one.get("cold"), dict)
     ]
     return section(
         heading(3, "How bytes moved"),
         table("Engines", ["Engine", "Direct I/O", "Series", "Why"], ways),
-        table("Proof that reads were cold",
-              ["#Tensor size", "#Asked for", "#Read by the drive", "#Pages in memory before",
-               "Proof"], cold,
-              "Reads are cold when the drive moved the bytes, not the page cache."),
+        table(
+            "Proof that reads were cold",
+            [
+                "#Tensor size",
+                "#Asked for",
+                "#Read by the drive",
+                "#Pages in memory before",
+                "Proof",
+            ],
+            cold,
+            "Reads are cold when the drive moved the bytes, not the page cache.",
+        ),
     )

@@ -84,7 +84,9 @@ def _bench(results):
     rates = {}
     for one in results["series"]:
         rates.setdefault(one["direction"], {})[one["bytes"]] = (
-            one["bandwidth_mb_per_second"]["mean"], *interval(one, "bandwidth_mb_per_second"))
+            one["bandwidth_mb_per_second"]["mean"],
+            *interval(one, "bandwidth_mb_per_second"),
+        )
     return rates
 
 
@@ -109,8 +111,12 @@ MEASURES = {"bench": _bench, "sweep": _sweep}
 def _rates(page, runs, command):
     found = [(label, MEASURES[command](results)) for label, results in runs]
     title = "Tensor size" if command == "bench" else "Block size, best over all else"
-    rate = rate_unit(row[0] for _, rates in found for of_direction in rates.values()
-                     for row in of_direction.values())
+    rate = rate_unit(
+        row[0]
+        for _, rates in found
+        for of_direction in rates.values()
+        for row in of_direction.values()
+    )
     plots, tables = [], []
     for direction in ("read", "write"):
         keys = sorted({key for _, rates in found for key in rates.get(direction, {})})
@@ -121,27 +127,50 @@ def _rates(page, runs, command):
         for index, (label, rates) in enumerate(found):
             mine = rates.get(direction, {})
             present = [key for key in keys if key in mine]
-            data.append(interval_trace(
-                escape(label), f"var(--file-{index % COLOURS})", rate, list(map(size, present)),
-                [mine[key] for key in present]))
+            data.append(
+                interval_trace(
+                    escape(label),
+                    f"var(--file-{index % COLOURS})",
+                    rate,
+                    list(map(size, present)),
+                    [mine[key] for key in present],
+                )
+            )
             data[-1]["marker"]["symbol"] = index % COLOURS
         rows = _rows(found, direction, keys, rate)
         said = "; ".join(f"{row[0]}, {row[1]}: {row[2]} {rate.name}" for row in rows)
-        plots.append(page.plot(
-            f"compare-{command}-{direction}", f"{name}: bandwidth, {rate.name}",
-            f"{name} bandwidth of each run. {said}.", data,
-            interval_layout(list(map(size, keys)), title) | {"showlegend": True},
-        ))
-        tables.append(table(
-            f"{name}: against {found[0][0]}",
-            [title.split(",")[0], "Run", f"#{rate.name}", "#95 % interval", "#Ratio",
-             "#95 % interval", "Verdict"], rows,
-        ))
+        plots.append(
+            page.plot(
+                f"compare-{command}-{direction}",
+                f"{name}: bandwidth, {rate.name}",
+                f"{name} bandwidth of each run. {said}.",
+                data,
+                interval_layout(list(map(size, keys)), title) | {"showlegend": True},
+            )
+        )
+        tables.append(
+            table(
+                f"{name}: against {found[0][0]}",
+                [
+                    title.split(",")[0],
+                    "Run",
+                    f"#{rate.name}",
+                    "#95 % interval",
+                    "#Ratio",
+                    "#95 % interval",
+                    "Verdict",
+                ],
+                rows,
+            )
+        )
     if not plots:
         return [paragraph("None of these runs has anything to compare.")]
-    return [section(heading(3, "Bandwidth"), side_by_side(*plots)),
-            section(heading(3, "Ratios"),
-                    paragraph(" ".join([EVEN, INTERVALS[command]]), "lead"), *tables)]
+    return [
+        section(heading(3, "Bandwidth"), side_by_side(*plots)),
+        section(
+            heading(3, "Ratios"), paragraph(" ".join([EVEN, INTERVALS[command]]), "lead"), *tables
+        ),
+    ]
 
 
 def _rows(found, direction, keys, rate):
@@ -157,8 +186,9 @@ def _rows(found, direction, keys, rate):
                 rows.append([*row, NONE, NONE, "reference" if index == 0 else NONE])
                 continue
             times, low, high = ratio(first, mine)
-            rows.append([*row, digits(times), Unit("", 1).interval((low, high)),
-                         verdict(times, low, high)])
+            rows.append(
+                [*row, digits(times), Unit("", 1).interval((low, high)), verdict(times, low, high)]
+            )
     return rows
 
 
@@ -193,8 +223,12 @@ def _settings(runs):
             row += [NONE, NONE, NONE if index else "reference"]
         rows.append([*row, setting_text(best) if best else "none was found"])
     return section(
-        heading(3, "Settings"), paragraph(" ".join([EVEN, INTERVALS["tune"]]), "lead"),
-        table(f"The best setting of each run, against {runs[0][0]}",
-              ["Run", "Objective", "#Measured", "#Ratio", "#95 % interval", "Verdict", "Setting"],
-              rows, "Ratios are between runs with the same objective; more is better."),
+        heading(3, "Settings"),
+        paragraph(" ".join([EVEN, INTERVALS["tune"]]), "lead"),
+        table(
+            f"The best setting of each run, against {runs[0][0]}",
+            ["Run", "Objective", "#Measured", "#Ratio", "#95 % interval", "Verdict", "Setting"],
+            rows,
+            "Ratios are between runs with the same objective; more is better.",
+        ),
     )

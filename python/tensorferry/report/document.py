@@ -38,10 +38,15 @@ def make_page(runs):
         body.append(_run(page, label, results, f"run-{index}", alone=len(runs) == 1))
     versions = sorted({str(results.get("tensorferry", "")) for _, results in runs} - {""})
     body.append("</main>")
-    body.append("<footer>" + paragraph(
-        f"Measured by tensorferry {', '.join(versions)}. GB is 1,000,000,000 bytes and MB a "
-        "thousandth of it; KiB, MiB and GiB are powers of 1,024. 95 % intervals are of the mean, "
-        "by Student's t.") + "</footer>")
+    body.append(
+        "<footer>"
+        + paragraph(
+            f"Measured by tensorferry {', '.join(versions)}. GB is 1,000,000,000 bytes and MB a "
+            "thousandth of it; KiB, MiB and GiB are powers of 1,024. 95 % intervals are of the "
+            "mean, by Student's t."
+        )
+        + "</footer>"
+    )
     return page.document(f"tensorferry: {title}", "\n".join(body), get_plotlyjs())
 
 
@@ -67,23 +72,34 @@ def _head(runs, title):
     eyebrow = paragraph("tensorferry " + ", ".join(commands), "eyebrow")
     if len(runs) == 1:
         return eyebrow + heading(1, title) + paragraph(_where(runs[0][1]), "lead")
-    links = [(f"compare-{command}", f"Compare {command}") for command in MAKERS
-             if sum(results["command"] == command for _, results in runs) > 1]
+    links = [
+        (f"compare-{command}", f"Compare {command}")
+        for command in MAKERS
+        if sum(results["command"] == command for _, results in runs) > 1
+    ]
     links += [(f"run-{index}", label) for index, (label, _) in enumerate(runs, 1)]
     items = "".join(f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text in links)
-    rows = [[label, results["command"], _when(results), _host(results), _drives(results)]
-            for label, results in runs]
-    return (eyebrow + heading(1, title) + f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
-            + table("Runs", ["File", "Command", "Started", "Machine", "Drive"], rows))
+    rows = [
+        [label, results["command"], _when(results), _host(results), _drives(results)]
+        for label, results in runs
+    ]
+    return (
+        eyebrow
+        + heading(1, title)
+        + f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+        + table("Runs", ["File", "Command", "Started", "Machine", "Drive"], rows)
+    )
 
 
 def _run(page, label, results, name, alone):
     maker = MAKERS[results["command"]]
     parts = []
     if not alone:
-        parts += [paragraph(f"tensorferry {results['command']}", "eyebrow"),
-                  heading(2, label, name),
-                  paragraph(f"{_drives(results)}. {_where(results)}", "lead")]
+        parts += [
+            paragraph(f"tensorferry {results['command']}", "eyebrow"),
+            heading(2, label, name),
+            paragraph(f"{_drives(results)}. {_where(results)}", "lead"),
+        ]
     if not results["complete"]:
         parts.append(paragraph("This run was interrupted. What was finished is here.", "notice"))
     parts.append(maker.figures(results))
@@ -103,7 +119,8 @@ def _member(value, *names):
 def _drive(place):
     model, name = _member(place, "drive", "model"), _member(place, "drive", "name")
     return " ".join(filter(None, [model, f"({name})" if model and name else name])) or (
-        _member(place, "directory"))
+        _member(place, "directory")
+    )
 
 
 def _drives(results):
@@ -125,9 +142,12 @@ def _when(results):
 
 
 def _where(results):
-    places = [" on ".join(filter(None, [_member(place, "file_system", "kind"),
-                                        _member(place, "directory")]))
-              for place in results["places"]]
+    places = [
+        " on ".join(
+            filter(None, [_member(place, "file_system", "kind"), _member(place, "directory")])
+        )
+        for place in results["places"]
+    ]
     return " · ".join(filter(None, [_host(results), ", ".join(places), _when(results)]))
 
 
@@ -136,24 +156,48 @@ def _facts(results):
     memory = number(machine.get("memory_bytes"))
     pairs = [
         ("Machine", _host(results)),
-        ("Processor", " × ".join(filter(None, [_member(machine, "processors"),
-                                               _member(machine, "processor")]))),
+        (
+            "Processor",
+            " × ".join(
+                filter(None, [_member(machine, "processors"), _member(machine, "processor")])
+            ),
+        ),
         ("Memory", size(memory) if memory is not None else ""),
-        ("Kernel", " ".join(filter(None, [_member(machine, "kernel"),
-                                          _member(machine, "architecture")]))),
+        (
+            "Kernel",
+            " ".join(filter(None, [_member(machine, "kernel"), _member(machine, "architecture")])),
+        ),
     ]
     for place in results["places"]:
         system = place.get("file_system") if isinstance(place.get("file_system"), dict) else {}
         drive = place.get("drive") if isinstance(place.get("drive"), dict) else {}
         pairs.append(("Drive", _drive(place)))
         pairs.append(("Directory", _member(place, "directory")))
-        pairs.append(("File system", ", ".join(filter(None, [
-            _member(system, "kind"), _member(system, "mount_options"),
-            f"{size(system['free_bytes'])} of {size(system.get('bytes'))} free"
-            if "free_bytes" in system else "",
-        ]))))
-        pairs.append(("Drive settings", _plain(
-            {name: value for name, value in drive.items() if name not in ("name", "model")})))
+        pairs.append(
+            (
+                "File system",
+                ", ".join(
+                    filter(
+                        None,
+                        [
+                            _member(system, "kind"),
+                            _member(system, "mount_options"),
+                            f"{size(system['free_bytes'])} of {size(system.get('bytes'))} free"
+                            if "free_bytes" in system
+                            else "",
+                        ],
+                    )
+                ),
+            )
+        )
+        pairs.append(
+            (
+                "Drive settings",
+                _plain(
+                    {name: value for name, value in drive.items() if name not in ("name", "model")}
+                ),
+            )
+        )
     pairs.append(("Settings", _plain(results["settings"])))
     pairs.append(("Command line", " ".join(map(str, results.get("arguments") or ()))))
     return facts(pairs)
@@ -163,7 +207,7 @@ def _plain(members):
     """An object as words: `queue depth 64, block 2 MiB`."""
     words = []
     for name, value in members.items():
-        is_size = name.endswith("bytes") or name == "sizes" or name.endswith("bytes_max")
+        is_size = name.endswith(("bytes", "bytes_max")) or name == "sizes"
         name = name.removesuffix("_bytes").replace("_bytes_max", "_max").replace("_", " ")
         values = value if isinstance(value, list) else [value]
         if isinstance(value, dict):

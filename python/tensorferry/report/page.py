@@ -129,8 +129,11 @@ def code(text, label):
 
 def facts(pairs):
     """A list of names and what they are; a pair without a value is left out."""
-    rows = [f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-            for name, value in pairs if value]
+    rows = [
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in pairs
+        if value
+    ]
     return '<dl class="facts">' + "".join(rows) + "</dl>"
 
 
@@ -138,7 +141,7 @@ def key_figures(figures):
     """The few numbers to see first: (label, number, unit, detail)."""
     items = [
         f'<li><span class="label">{escape(label)}</span>'
-        f'<strong>{escape(value)} <small>{escape(unit)}</small></strong>'
+        f"<strong>{escape(value)} <small>{escape(unit)}</small></strong>"
         f'<span class="detail">{escape(detail)}</span></li>'
         for label, value, unit, detail in figures
     ]
@@ -150,17 +153,22 @@ def table(caption, columns, rows, note=""):
     if not rows:
         return ""
     kinds = [_class("number") if name.startswith("#") else "" for name in columns]
-    head = "".join(f'<th scope="col"{kind}>{escape(name.lstrip("#"))}</th>'
-                   for name, kind in zip(columns, kinds))
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name.lstrip("#"))}</th>'
+        for name, kind in zip(columns, kinds)
+    )
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds))
-        + "</tr>\n" for row in rows
+        "<tr>"
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds))
+        + "</tr>\n"
+        for row in rows
     )
     return (
         f'<figure class="table"><figcaption>{escape(caption)}</figcaption>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        + (paragraph(note, "note") if note else "") + "</figure>"
+        + (paragraph(note, "note") if note else "")
+        + "</figure>"
     )
 
 
@@ -198,7 +206,7 @@ class Page:
         self._plots[name] = {"data": data, "layout": layout}
         note = paragraph(note, "note") if note else ""
         return (
-            f'<figure><figcaption>{escape(title)}</figcaption>'
+            f"<figure><figcaption>{escape(title)}</figcaption>"
             f'<div id="{escape(name)}" class="{style}" role="img" '
             f'aria-label="{escape(description)}"></div>{note}</figure>'
         )

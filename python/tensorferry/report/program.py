@@ -37,22 +37,29 @@ def _write(path, text):
 
 def main(argv=None):
     """Makes the page; returns the exit status: 0, or 1 with a line on stderr."""
-    parser = argparse.ArgumentParser(prog="tensorferry report", description="`tensorferry report`: results files in, one HTML page out.")
+    parser = argparse.ArgumentParser(
+        prog="tensorferry report",
+        description="`tensorferry report`: results files in, one HTML page out.",
+    )
     parser.add_argument("results", nargs="+", help="files that bench, sweep or tune wrote (--json)")
     parser.add_argument("-o", "--output", default="report.html", help="the page to write")
     arguments = parser.parse_args(argv)
     try:
         runs = [(path, load(path)) for path in arguments.results]
-        if any(os.path.exists(arguments.output) and os.path.samefile(path, arguments.output)
-               for path in arguments.results):
+        if any(
+            os.path.exists(arguments.output) and os.path.samefile(path, arguments.output)
+            for path in arguments.results
+        ):
             raise Unusable(f"{arguments.output}: holds results; name another file with -o")
         _write(arguments.output, make_page(runs))
     except Unusable as error:
         print(f"tensorferry report: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"tensorferry report: {arguments.output}: {error.strerror}; name another place with "
-              "-o", file=sys.stderr)
+        print(
+            f"tensorferry report: {arguments.output}: {error.strerror}; name another place with -o",
+            file=sys.stderr,
+        )
         return 1
     print(f"Report: {arguments.output} ({plural(len(runs), 'run')})")
     return 0

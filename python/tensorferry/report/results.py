@@ -12,21 +12,45 @@ VERSION = 1
 # of words; a list with the shape of its members; a tuple with the shape of each; a dictionary, of
 # which names that end in ? may be missing.
 REAL, MEASURE = object(), object()
-SUMMARY = {"mean": MEASURE, "median": MEASURE, "ci95?": (MEASURE, MEASURE), "p50": MEASURE,
-           "p90": MEASURE, "p99": MEASURE}
+SUMMARY = {
+    "mean": MEASURE,
+    "median": MEASURE,
+    "ci95?": (MEASURE, MEASURE),
+    "p50": MEASURE,
+    "p90": MEASURE,
+    "p99": MEASURE,
+}
 SETTING = {"engine": str, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL}
 ALL = {"complete": bool, "machine": dict, "places": [dict], "settings": dict, "arguments?": list}
 SHAPES = {
-    "bench": ALL | {"series": [{
-        "direction": {"read", "write"}, "bytes": REAL, "seconds": [MEASURE],
-        "started_seconds?": [MEASURE], "latency_seconds": SUMMARY,
-        "bandwidth_mb_per_second": SUMMARY,
-    }]},
-    "sweep": ALL | {"points": [{
-        "direction": {"read", "write"}, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL,
-        "overlap": {"overlap", "sequential"}, "status": {"ok", "failed"}, "seconds?": [MEASURE],
-        "gb_per_second?": MEASURE,
-    }]},
+    "bench": ALL
+    | {
+        "series": [
+            {
+                "direction": {"read", "write"},
+                "bytes": REAL,
+                "seconds": [MEASURE],
+                "started_seconds?": [MEASURE],
+                "latency_seconds": SUMMARY,
+                "bandwidth_mb_per_second": SUMMARY,
+            }
+        ]
+    },
+    "sweep": ALL
+    | {
+        "points": [
+            {
+                "direction": {"read", "write"},
+                "block_bytes": REAL,
+                "queue_depth": REAL,
+                "workers": REAL,
+                "overlap": {"overlap", "sequential"},
+                "status": {"ok", "failed"},
+                "seconds?": [MEASURE],
+                "gb_per_second?": MEASURE,
+            }
+        ]
+    },
     "tune": ALL | {"rounds": [{"candidates": [SETTING]}], "best?": SETTING, "default?": SETTING},
 }
 
@@ -46,15 +70,21 @@ def load(path):
     try:
         results = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"{path}: not JSON; give a file that `tensorferry bench`, `sweep` or `tune` "
-                       "wrote with --json") from error
+        raise Unusable(
+            f"{path}: not JSON; give a file that `tensorferry bench`, `sweep` or `tune` "
+            "wrote with --json"
+        ) from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
-        raise Unusable(f"{path}: not results of tensorferry; give a file that `tensorferry bench`, "
-                       "`sweep` or `tune` wrote with --json")
+        raise Unusable(
+            f"{path}: not results of tensorferry; give a file that `tensorferry bench`, "
+            "`sweep` or `tune` wrote with --json"
+        )
     version = results.get("version")
     if not isinstance(version, int) or version > VERSION:
-        raise Unusable(f"{path}: results of version {version!r}, and this program reads {VERSION}; "
-                       "update tensorferry")
+        raise Unusable(
+            f"{path}: results of version {version!r}, and this program reads {VERSION}; "
+            "update tensorferry"
+        )
     command = results.get("command")
     if not isinstance(command, str) or command not in SHAPES:
         raise Unusable(f"{path}: results of an unknown command, {command!r}; update tensorferry")

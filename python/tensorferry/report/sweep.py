@@ -25,8 +25,13 @@ COLOURS = 6
 
 def good(points, direction):
     """The points of a direction that have a rate, best first."""
-    chosen = [point for point in points if point["direction"] == direction
-              and point["status"] == "ok" and number(point.get("gb_per_second")) is not None]
+    chosen = [
+        point
+        for point in points
+        if point["direction"] == direction
+        and point["status"] == "ok"
+        and number(point.get("gb_per_second")) is not None
+    ]
     return sorted(chosen, key=lambda point: -point["gb_per_second"])
 
 
@@ -37,14 +42,26 @@ def figures(results):
     for direction in DIRECTIONS:
         ranked = good(points, direction)
         if ranked:
-            found.append((f"Best {direction}", digits(ranked[0]["gb_per_second"]), "GB/s",
-                          _setting(ranked[0])))
+            found.append(
+                (
+                    f"Best {direction}",
+                    digits(ranked[0]["gb_per_second"]),
+                    "GB/s",
+                    _setting(ranked[0]),
+                )
+            )
     for direction in DIRECTIONS:
         ranked = good(points, direction)
         if len(ranked) > 1 and ranked[-1]["gb_per_second"] > 0:
             times = ranked[0]["gb_per_second"] / ranked[-1]["gb_per_second"]
-            found.append((f"{direction.capitalize()}: best to worst", digits(times), "×",
-                          f"the worst point had {digits(ranked[-1]['gb_per_second'])} GB/s"))
+            found.append(
+                (
+                    f"{direction.capitalize()}: best to worst",
+                    digits(times),
+                    "×",
+                    f"the worst point had {digits(ranked[-1]['gb_per_second'])} GB/s",
+                )
+            )
     return key_figures(found)
 
 
@@ -53,32 +70,44 @@ def sections(page, results, prefix):
     if not points:
         return paragraph("No point was finished, so there is nothing to plot.", "notice")
     failed = sum(point["status"] != "ok" for point in points)
-    parts = [paragraph(f"{plural(len(points), 'point')} measured, "
-                       f"{count(failed) if failed else 'none'} failed.", "lead")]
+    parts = [
+        paragraph(
+            f"{plural(len(points), 'point')} measured, "
+            f"{count(failed) if failed else 'none'} failed.",
+            "lead",
+        )
+    ]
     for direction in DIRECTIONS:
         ranked = good(points, direction)
         if ranked:
-            parts.append(section(
-                heading(3, f"{direction.capitalize()} bandwidth"),
-                _maps(page, points, direction, prefix),
-                _workers(page, points, direction, prefix),
-                _best(ranked, direction),
-            ))
+            parts.append(
+                section(
+                    heading(3, f"{direction.capitalize()} bandwidth"),
+                    _maps(page, points, direction, prefix),
+                    _workers(page, points, direction, prefix),
+                    _best(ranked, direction),
+                )
+            )
     parts.append(_failures(points))
     return "\n".join(parts)
 
 
 def _setting(point):
-    return (f"{size(point['block_bytes'])} blocks, depth {count(point['queue_depth'])}, "
-            f"{plural(point['workers'], 'worker')}, {point['overlap']}")
+    return (
+        f"{size(point['block_bytes'])} blocks, depth {count(point['queue_depth'])}, "
+        f"{plural(point['workers'], 'worker')}, {point['overlap']}"
+    )
 
 
 class Modes:
     """The ways in which points were run, named by what differs between them."""
 
     def __init__(self, points):
-        self._named = [name for name in ("engine", "directory", "submit")
-                       if len({str(point.get(name)) for point in points}) > 1]
+        self._named = [
+            name
+            for name in ("engine", "directory", "submit")
+            if len({str(point.get(name)) for point in points}) > 1
+        ]
 
     def of(self, point):
         words = [point["overlap"], *(str(point.get(name, NONE)) for name in self._named)]
@@ -100,21 +129,35 @@ def _maps(page, points, direction, prefix):
     plots = []
     for index, (mode, chosen) in enumerate(_by_mode(points, direction).items()):
         ranked = good(chosen, direction)
-        said = (f"Best: {digits(ranked[0]['gb_per_second'])} GB/s with {_setting(ranked[0])}."
-                if ranked else "All points failed.")
-        plots.append(page.plot(
-            f"{prefix}-map-{direction}-{index}", f"{direction.capitalize()}, {mode}: GB/s",
-            f"Bandwidth by block size and queue depth, {direction}, {mode}. {said}",
-            _map(chosen, min(rates), max(rates)),
-            {"xaxis": {"type": "category", "title": {"text": "Queue depth, per worker"},
-                       "showgrid": False, "fixedrange": True},
-             "yaxis": {"type": "category", "showgrid": False, "fixedrange": True},
-             "dragmode": False},
-            style="map",
-        ))
+        said = (
+            f"Best: {digits(ranked[0]['gb_per_second'])} GB/s with {_setting(ranked[0])}."
+            if ranked
+            else "All points failed."
+        )
+        plots.append(
+            page.plot(
+                f"{prefix}-map-{direction}-{index}",
+                f"{direction.capitalize()}, {mode}: GB/s",
+                f"Bandwidth by block size and queue depth, {direction}, {mode}. {said}",
+                _map(chosen, min(rates), max(rates)),
+                {
+                    "xaxis": {
+                        "type": "category",
+                        "title": {"text": "Queue depth, per worker"},
+                        "showgrid": False,
+                        "fixedrange": True,
+                    },
+                    "yaxis": {"type": "category", "showgrid": False, "fixedrange": True},
+                    "dragmode": False,
+                },
+                style="map",
+            )
+        )
     return side_by_side(*plots) + paragraph(
         "Each cell is the best over the numbers of workers, by block size and queue depth; × is a "
-        "point that failed.", "note")
+        "point that failed.",
+        "note",
+    )
 
 
 def _map(points, low, high):
@@ -137,9 +180,19 @@ def _map(points, low, high):
                 hot = value - low > HOT * (high - low)
                 labels[f"var(--on-{'hot' if hot else 'cool'})"].append((*place, digits(value)))
     heat = {
-        "type": "heatmap", "x": list(map(count, depths)), "y": list(map(size, blocks)),
-        "z": values, "hovertext": told, "hoverinfo": "text", "hoverongaps": True,
-        "colorscale": HEAT, "zmin": low, "zmax": high, "xgap": 2, "ygap": 2, "showscale": False,
+        "type": "heatmap",
+        "x": list(map(count, depths)),
+        "y": list(map(size, blocks)),
+        "z": values,
+        "hovertext": told,
+        "hoverinfo": "text",
+        "hoverongaps": True,
+        "colorscale": HEAT,
+        "zmin": low,
+        "zmax": high,
+        "xgap": 2,
+        "ygap": 2,
+        "showscale": False,
     }
     return [heat, *(_labels(colour, places) for colour, places in labels.items() if places)]
 
@@ -147,20 +200,32 @@ def _map(points, low, high):
 def _labels(colour, places):
     """Numbers on the cells, in a colour that can be read there."""
     columns = list(zip(*places))
-    return {"type": "scatter", "mode": "text", "x": columns[0], "y": columns[1],
-            "text": columns[2], "textfont": {"size": 12, "color": colour}, "hoverinfo": "skip",
-            "showlegend": False}
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": columns[0],
+        "y": columns[1],
+        "text": columns[2],
+        "textfont": {"size": 12, "color": colour},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
 
 
 def _cell(points):
     """(value, what is told) of one place of the map."""
-    ok = [point for point in points if point["status"] == "ok"
-          and number(point.get("gb_per_second")) is not None]
+    ok = [
+        point
+        for point in points
+        if point["status"] == "ok" and number(point.get("gb_per_second")) is not None
+    ]
     failed = [point for point in points if point["status"] != "ok"]
     if not points:
         return None, "not measured"
-    lines = [f"{plural(point['workers'], 'worker')}: {digits(point['gb_per_second'])} GB/s"
-             for point in sorted(ok, key=lambda point: -point["gb_per_second"])]
+    lines = [
+        f"{plural(point['workers'], 'worker')}: {digits(point['gb_per_second'])} GB/s"
+        for point in sorted(ok, key=lambda point: -point["gb_per_second"])
+    ]
     lines += [f"{plural(point['workers'], 'worker')}: failed" for point in failed]
     head = f"{size(points[0]['block_bytes'])} blocks, depth {count(points[0]['queue_depth'])}"
     told = "<br>".join(map(escape, [head, *lines]))
@@ -181,43 +246,79 @@ def _workers(page, points, direction, prefix):
             continue
         colour = f"var(--file-{(index + 2) % COLOURS})"  # not those of reads and writes
         known = sorted(best)
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": escape(mode),
-            "x": [count(value) for value in known],
-            "y": [best[value]["gb_per_second"] for value in known],
-            "text": [escape(_setting(best[value])) for value in known],
-            "hovertemplate": "%{y:.3~g} GB/s<br>%{text}<extra></extra>",
-            "line": {"color": colour, "width": 2},
-            "marker": {"color": colour, "size": 8, "symbol": index % COLOURS},
-        })
-        said.append(f"{mode}: " + ", ".join(
-            f"{plural(value, 'worker')} {digits(best[value]['gb_per_second'])} GB/s"
-            for value in known))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": escape(mode),
+                "x": [count(value) for value in known],
+                "y": [best[value]["gb_per_second"] for value in known],
+                "text": [escape(_setting(best[value])) for value in known],
+                "hovertemplate": "%{y:.3~g} GB/s<br>%{text}<extra></extra>",
+                "line": {"color": colour, "width": 2},
+                "marker": {"color": colour, "size": 8, "symbol": index % COLOURS},
+            }
+        )
+        said.append(
+            f"{mode}: "
+            + ", ".join(
+                f"{plural(value, 'worker')} {digits(best[value]['gb_per_second'])} GB/s"
+                for value in known
+            )
+        )
     return page.plot(
         f"{prefix}-workers-{direction}",
         f"{direction.capitalize()} by number of workers: best GB/s",
-        f"Best {direction} bandwidth by number of workers. {'; '.join(said)}.", data,
-        {"showlegend": len(data) > 1, "yaxis": {"rangemode": "tozero"},
-         "xaxis": {"type": "category", "categoryorder": "array", "showgrid": False,
-                   "categoryarray": [count(value) for value in workers],
-                   "title": {"text": "Workers"}}},
+        f"Best {direction} bandwidth by number of workers. {'; '.join(said)}.",
+        data,
+        {
+            "showlegend": len(data) > 1,
+            "yaxis": {"rangemode": "tozero"},
+            "xaxis": {
+                "type": "category",
+                "categoryorder": "array",
+                "showgrid": False,
+                "categoryarray": [count(value) for value in workers],
+                "title": {"text": "Workers"},
+            },
+        },
         style="plot" if len(data) <= 4 else "tall",
     )
 
 
 def _best(ranked, direction):
     rows = [
-        [str(place), digits(point["gb_per_second"]), digits(point.get("gib_per_second")),
-         f"{100 * point['gb_per_second'] / (ranked[0]['gb_per_second'] or 1):.0f} %",
-         size(point["block_bytes"]), count(point["queue_depth"]), count(point["workers"]),
-         point["overlap"], str(point.get("submit", NONE)), str(point.get("engine", NONE)),
-         str(point.get("directory", NONE))]
+        [
+            str(place),
+            digits(point["gb_per_second"]),
+            digits(point.get("gib_per_second")),
+            f"{100 * point['gb_per_second'] / (ranked[0]['gb_per_second'] or 1):.0f} %",
+            size(point["block_bytes"]),
+            count(point["queue_depth"]),
+            count(point["workers"]),
+            point["overlap"],
+            str(point.get("submit", NONE)),
+            str(point.get("engine", NONE)),
+            str(point.get("directory", NONE)),
+        ]
         for place, point in enumerate(ranked[:BEST], 1)
     ]
     return table(
         f"The best {plural(len(rows), 'point')} of {len(ranked):,}, {direction}",
-        ["#Place", "#GB/s", "#GiB/s", "#Of best", "#Block", "#Depth", "#Workers", "Requests",
-         "Submit", "Engine", "Directory"], rows,
+        [
+            "#Place",
+            "#GB/s",
+            "#GiB/s",
+            "#Of best",
+            "#Block",
+            "#Depth",
+            "#Workers",
+            "Requests",
+            "Submit",
+            "Engine",
+            "Directory",
+        ],
+        rows,
     )
 
 
@@ -225,11 +326,23 @@ def _failures(points):
     failed = [point for point in points if point["status"] != "ok"]
     if not failed:
         return ""
-    rows = [[point["direction"].capitalize(), size(point["block_bytes"]),
-             count(point["queue_depth"]), count(point["workers"]), point["overlap"],
-             str(point.get("engine", NONE)), str(point.get("error", NONE))] for point in failed]
+    rows = [
+        [
+            point["direction"].capitalize(),
+            size(point["block_bytes"]),
+            count(point["queue_depth"]),
+            count(point["workers"]),
+            point["overlap"],
+            str(point.get("engine", NONE)),
+            str(point.get("error", NONE)),
+        ]
+        for point in failed
+    ]
     return section(
         heading(3, "Failed points"),
-        table(f"{plural(len(failed), 'point')} failed",
-              ["Direction", "#Block", "#Depth", "#Workers", "Requests", "Engine", "Error"], rows),
+        table(
+            f"{plural(len(failed), 'point')} failed",
+            ["Direction", "#Block", "#Depth", "#Workers", "Requests", "Engine", "Error"],
+            rows,
+        ),
     )

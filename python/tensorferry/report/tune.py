@@ -36,9 +36,14 @@ def figures(results):
     if ratio:
         found.append(("Best to default", digits(ratio), "×", "more is better"))
     tried = {_key(candidate) for one in results["rounds"] for candidate in one["candidates"]}
-    found.append(("Candidates", f"{len(tried):,}", "",
-                  f"in {plural(len(results['rounds']), 'round')}, "
-                  f"{digits(results.get('seconds'))} s"))
+    found.append(
+        (
+            "Candidates",
+            f"{len(tried):,}",
+            "",
+            f"in {plural(len(results['rounds']), 'round')}, {digits(results.get('seconds'))} s",
+        )
+    )
     return key_figures(found)
 
 
@@ -53,9 +58,11 @@ def gain(best, default):
 
 
 def setting_text(setting):
-    return (f"{setting['engine']}, {size(setting['block_bytes'])} blocks, "
-            f"depth {count(setting['queue_depth'])}, "
-            f"{plural(setting['workers'], 'worker')}")
+    return (
+        f"{setting['engine']}, {size(setting['block_bytes'])} blocks, "
+        f"depth {count(setting['queue_depth'])}, "
+        f"{plural(setting['workers'], 'worker')}"
+    )
 
 
 def sections(page, results, prefix):
@@ -68,8 +75,12 @@ def sections(page, results, prefix):
         parts.append(paragraph("No round was finished, so there is no path to plot.", "notice"))
         return "\n".join(parts)
     parts.append(_path(page, rounds, best, default, prefix))
-    parts.append(section(heading(3, "All candidates"),
-                         *(_candidates(place, one) for place, one in enumerate(rounds, 1))))
+    parts.append(
+        section(
+            heading(3, "All candidates"),
+            *(_candidates(place, one) for place, one in enumerate(rounds, 1)),
+        )
+    )
     return "\n".join(parts)
 
 
@@ -86,13 +97,20 @@ def measured(setting):
 
 
 def _setting_to_use(results, best):
-    block = {"aio": {
-        "block_size": int(best["block_bytes"]), "queue_depth": int(best["queue_depth"]),
-        "intra_op_parallelism": int(best["workers"]), "single_submit": False,
-        "overlap_events": True,
-    }}
-    kept = (f"A Handle on this drive takes it from {results['profile']}."
-            if results.get("profile") else "It was not stored as a profile.")
+    block = {
+        "aio": {
+            "block_size": int(best["block_bytes"]),
+            "queue_depth": int(best["queue_depth"]),
+            "intra_op_parallelism": int(best["workers"]),
+            "single_submit": False,
+            "overlap_events": True,
+        }
+    }
+    kept = (
+        f"A Handle on this drive takes it from {results['profile']}."
+        if results.get("profile")
+        else "It was not stored as a profile."
+    )
     return section(
         heading(3, "The setting to use"),
         paragraph(f"{setting_text(best)}. {kept} For DeepSpeed's configuration:"),
@@ -123,25 +141,47 @@ def _path(page, rounds, best, default, prefix):
         labels.append(f"{number_of_round}<br>({len(ranked)})")
         start += len(ranked) + GAP
         edges.append(start - (GAP + 1) / 2)
-    said = (f"{plural(len(rounds), 'round')} with "
-            + ", ".join(str(len(one["candidates"])) for one in rounds) + " candidates."
-            + (f" Best: {setting_text(best)}." if best else ""))
-    lines = [{"type": "line", "x0": edge, "x1": edge, "y0": 0, "y1": 1, "yref": "paper",
-              "line": {"color": "var(--line)", "width": 1}} for edge in edges[:-1]]
+    said = (
+        f"{plural(len(rounds), 'round')} with "
+        + ", ".join(str(len(one["candidates"])) for one in rounds)
+        + " candidates."
+        + (f" Best: {setting_text(best)}." if best else "")
+    )
+    lines = [
+        {
+            "type": "line",
+            "x0": edge,
+            "x1": edge,
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "line": {"color": "var(--line)", "width": 1},
+        }
+        for edge in edges[:-1]
+    ]
     return section(
         heading(3, "The tuner's path"),
         page.plot(
-            f"{prefix}-path", "Score of each candidate with its 95 % interval",
+            f"{prefix}-path",
+            "Score of each candidate with its 95 % interval",
             f"The tuner's path. {said}",
             [_marks(name, kinds[name], rows) for name, rows in marks.items() if rows],
-            {"showlegend": True, "shapes": lines,
-             "xaxis": {"tickvals": ticks, "ticktext": labels, "showgrid": False,
-                       "range": [-1, start - GAP],
-                       "title": {"text": "Round (candidates)"}},
-             "yaxis": {"title": {"text": ""}, "tickformat": "~r"}},
+            {
+                "showlegend": True,
+                "shapes": lines,
+                "xaxis": {
+                    "tickvals": ticks,
+                    "ticktext": labels,
+                    "showgrid": False,
+                    "range": [-1, start - GAP],
+                    "title": {"text": "Round (candidates)"},
+                },
+                "yaxis": {"title": {"text": ""}, "tickformat": "~r"},
+            },
             "1 is the median of all candidates in the same pass; more is better. Each round draws "
             "its candidates from the worst to the best. Later rounds move more bytes, so intervals "
-            "shrink.", style="wide",
+            "shrink.",
+            style="wide",
         ),
     )
 
@@ -160,18 +200,38 @@ def _marks(name, marker, rows):
         below.append(score - low if known else None)
         interval = f", 95 %: {digits(low)} to {digits(high)}" if known else ""
         value, unit = measured(candidate)
-        told.append("<br>".join(map(escape, (
-            f"Round {number_of_round}: {setting_text(candidate)}",
-            f"Score {digits(score)}{interval}", f"{value} {unit}",
-            "kept" if candidate.get("kept") else "dropped",
-        ))))
+        told.append(
+            "<br>".join(
+                map(
+                    escape,
+                    (
+                        f"Round {number_of_round}: {setting_text(candidate)}",
+                        f"Score {digits(score)}{interval}",
+                        f"{value} {unit}",
+                        "kept" if candidate.get("kept") else "dropped",
+                    ),
+                )
+            )
+        )
     return {
-        "type": "scatter", "mode": "markers", "name": name, "marker": marker,
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "marker": marker,
         "x": [place for place, _, _ in rows],
         "y": [number(candidate.get("score")) for _, _, candidate in rows],
-        "hovertext": told, "hoverinfo": "text", "cliponaxis": False,
-        "error_y": {"type": "data", "symmetric": False, "array": above, "arrayminus": below,
-                    "color": marker["color"], "thickness": 1, "width": 0},
+        "hovertext": told,
+        "hoverinfo": "text",
+        "cliponaxis": False,
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": marker["color"],
+            "thickness": 1,
+            "width": 0,
+        },
     }
 
 
@@ -180,14 +240,35 @@ def _candidates(place, one):
     for candidate in sorted(one["candidates"], key=_score, reverse=True):
         value, unit = measured(candidate)
         low, high = candidate.get("low"), candidate.get("high")
-        interval = NONE if number(low) is None or number(high) is None else (
-            f"{digits(low)} to {digits(high)}")
-        rows.append([digits(candidate.get("score")), interval, f"{value} {unit}",
-                     size(candidate["block_bytes"]), count(candidate["queue_depth"]),
-                     count(candidate["workers"]), str(candidate["engine"]),
-                     "kept" if candidate.get("kept") else "dropped"])
-    caption = (f"Round {place}: {plural(len(rows), 'candidate')}, "
-               f"{size(one.get('transfer_bytes'))} each, {digits(one.get('seconds'))} s")
-    columns = ["#Score", "#95 % interval", "#Measured", "#Block", "#Depth", "#Workers", "Engine",
-               "Outcome"]
+        interval = (
+            NONE
+            if number(low) is None or number(high) is None
+            else (f"{digits(low)} to {digits(high)}")
+        )
+        rows.append(
+            [
+                digits(candidate.get("score")),
+                interval,
+                f"{value} {unit}",
+                size(candidate["block_bytes"]),
+                count(candidate["queue_depth"]),
+                count(candidate["workers"]),
+                str(candidate["engine"]),
+                "kept" if candidate.get("kept") else "dropped",
+            ]
+        )
+    caption = (
+        f"Round {place}: {plural(len(rows), 'candidate')}, "
+        f"{size(one.get('transfer_bytes'))} each, {digits(one.get('seconds'))} s"
+    )
+    columns = [
+        "#Score",
+        "#95 % interval",
+        "#Measured",
+        "#Block",
+        "#Depth",
+        "#Workers",
+        "Engine",
+        "Outcome",
+    ]
     return folded(caption, table(caption, columns, rows))
