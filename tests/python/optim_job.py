@@ -107,7 +107,7 @@ def main():
             optimizer.load_state_dict(optimizer.state_dict())
         print(step, digest(model), float(norm), flush=True)
     if whose != "torch":
-        print("directory", *optimizer._space.directories, flush=True)
+        print("directory", *optimizer._store.space.directories, flush=True)
     dist.barrier()
     if whose == "torch":
         os._exit(0)  # how torch ends is not what is tested

@@ -58,7 +58,7 @@ class Run:
 
     def end_writes(self):
         """Until they have failed, what is being written is read from where it is written from."""
-        while not all(operation.done() for operation in self.optimizer._writes):
+        while not all(operation.done() for operation in self.optimizer._store.writes):
             time.sleep(0.01)
 
     def check(self):

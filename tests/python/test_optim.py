@@ -98,10 +98,10 @@ def test_a_step_waits_for_room_and_for_its_states_at_once(tmp_path):
     run = pair(tmp_path, params=params, own=dict(buffer_count=2, buffer_bytes=8 * MiB))
     mine, ours, theirs, reference = run
     train(*run, steps=2)
-    watched = ours._space = Watched(ours._space)
+    watched = ours._store.space = Watched(ours._store.space)
     train(*run, steps=1)
     assert any(wait is not None for wait in watched.waits), watched.waits
-    ours._space = watched.space
+    ours._store.space = watched.space
     ours.close()
 
 

@@ -124,7 +124,7 @@ def test_a_drive_that_ends_in_the_middle_of_training(tmp_path, pipeline_write):
             ours.close()
         except OSError as error:
             assert error.errno == errno.EIO
-        assert ours._space.closed
+        assert ours._store.space.closed
         del ours, caught
         again = tensorferry.optim.AdamW(mine, nvme_path=tmp_path, buffer_bytes=9 * MiB)
         restore(mine, again, tmp_path / "checkpoint")
@@ -216,7 +216,7 @@ class Interrupted:
 def test_ctrl_c_while_writes_are_waited_for_loses_no_failure(tmp_path):
     mine, ours, _, _ = pair(tmp_path, 2)
     steps(mine, ours, 0, 1)
-    ours._writes.append(Interrupted())
+    ours._store.writes.append(Interrupted())
     with pytest.raises(KeyboardInterrupt):
         ours.state_dict()
     with pytest.raises(OSError, match="it has failed"):
@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_does_not_make_a_half_step_good(tmp_path, monkeypatch):
     mine, ours, _, _ = pair(tmp_path, 4)
     steps(mine, ours, 0, 1)
     # The second comes while writes are waited for.
-    interrupt(monkeypatch, mine, ours, meanwhile=lambda: ours._writes.append(Interrupted()))
+    interrupt(monkeypatch, mine, ours, meanwhile=lambda: ours._store.writes.append(Interrupted()))
     with pytest.raises(RuntimeError, match="a step ended after.*load a checkpoint"):
         ours.step()
 

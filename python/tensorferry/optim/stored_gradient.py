@@ -1,12 +1,20 @@
 """The tensor that stands in p.grad for a gradient on the drive."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
 import torch
+from torch import Tensor
 
 from .._memory.operators import is_view, mapped, written
 
+if TYPE_CHECKING:
+    from .gradients import Entry
+
 _aten = torch.ops.aten
 
-# Done to each element by itself: noted, and done when somebody reads the gradient.
+# Operators that change each element by itself: noted, and made when somebody reads the gradient.
 _ELEMENTWISE = {
     _aten.mul_,
     _aten.div_,
@@ -27,22 +35,25 @@ _HALF = (torch.bfloat16, torch.float16)
 class StoredGradient(torch.Tensor):
     """Has the shape, dtype and device of a gradient and no memory; `entry` knows the drive.
 
-    torch computes with it as with any other: it is read where it is needed, one at a time, and
-    written where it is changed. Only what wants its memory, as views do, is refused."""
+    torch computes with it as with any other gradient: operators read it when they need its values,
+    one at a time, and write it when they change it. Only operators that need its memory, such as
+    views, are refused."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, entry):
+    def __new__(cls, entry: Entry) -> StoredGradient:
         return torch.Tensor._make_wrapper_subclass(
             cls, entry.size, strides=entry.stride, dtype=entry.dtype, device=entry.device
         )
 
-    def __init__(self, entry):
-        self._entry = entry
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
 
     @classmethod
-    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if not operator._schema.name.startswith(("aten::_foreach_", "aten::_amp_foreach_")):
             return _call(operator, args, kwargs or {})
         # One after the other: all at once may not fit into memory.
@@ -57,50 +68,51 @@ class StoredGradient(torch.Tensor):
         return results if operator._schema.returns else None
 
     @property
-    def data(self):
+    def data(self) -> Tensor:  # type: ignore[override]
         return self.detach()
 
     @data.setter
-    def data(self, values):
-        if entry_of(values) is self._entry:  # as when a model is moved to where it is
+    def data(self, values: Tensor) -> None:
+        if entry_of(values) is self.entry:  # as when a model is moved to where it is
             return
         if values.size() != self.size() or values.dtype != self.dtype:
             raise RuntimeError(
-                f"a gradient on the drive, {self.dtype} of {tuple(self.size())}, was given values "
-                f"of {values.dtype} and {tuple(values.size())}: those of its own kind are wanted"
+                f"a gradient on the drive, {self.dtype} of {tuple(self.size())}, cannot take "
+                f"values of {values.dtype} and {tuple(values.size())}: give it values of its own "
+                "dtype and shape"
             )
         self.detach().copy_(values)
 
-    def _refuse(self, *_, **__):
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise _no_memory("this call")
 
     data_ptr = numpy = tolist = share_memory_ = __dlpack__ = _refuse
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return memo.setdefault(id(self), self.clone())
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> Any:
         return self.clone().__reduce_ex__(protocol)
 
-    def __repr__(self):
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"<gradient on the drive: {self.dtype} of {tuple(self.size())}, {self.device}>"
 
 
-def entry_of(gradient):
-    """What knows where a gradient is on the drive; None for one in memory and for None."""
+def entry_of(gradient: Any) -> Entry | None:
+    """The entry of a gradient on the drive; None for one in memory and for None."""
     if hasattr(gradient, "to_local"):
         gradient = gradient.detach().to_local()
-    return gradient._entry if isinstance(gradient, StoredGradient) else None
+    return gradient.entry if isinstance(gradient, StoredGradient) else None
 
 
-def _no_memory(what):
+def _no_memory(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} wants the memory of a gradient that is on the drive (offload_gradients=True): "
+        f"{what} needs the memory of a gradient that is on the drive (offload_gradients=True): "
         "read it with p.grad.clone(), and assign p.grad to change it"
     )
 
 
-def _call(operator, args, kwargs):
+def _call(operator: Any, args: Any, kwargs: Any) -> Any:
     """One operator on one gradient, or on lists with one."""
     first = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
     if isinstance(first, StoredGradient):
@@ -110,9 +122,11 @@ def _call(operator, args, kwargs):
     return _in_memory(operator, args, kwargs)
 
 
-def _without_reading(operator, gradient, args, kwargs):
-    """(whether that has sufficed, what the operator returns)."""
-    kind, entry, rest = operator.overloadpacket, gradient._entry, args[1:]
+def _without_reading(
+    operator: Any, gradient: StoredGradient, args: Any, kwargs: Any
+) -> tuple[bool, Any]:
+    """Returns (whether the entry alone could do it, what the operator returns)."""
+    kind, entry, rest = operator.overloadpacket, gradient.entry, args[1:]
     result = gradient if operator._schema.returns else None
     if kind in _ZEROING:
         entry.zero()
@@ -133,16 +147,16 @@ def _without_reading(operator, gradient, args, kwargs):
     return True, result
 
 
-def _known_norm(gradient, dtype):
-    """The 2-norm as torch gives it; None where it has to be computed."""
-    norm = gradient._entry.known_norm()
+def _known_norm(gradient: StoredGradient, dtype: torch.dtype | None) -> Tensor | None:
+    """The 2-norm as torch returns it; None if it must be computed."""
+    norm = gradient.entry.known_norm()
     if norm is None or dtype not in (None, norm.dtype):
         return None
     rounded = gradient.dtype if dtype is None and gradient.dtype in _HALF else norm.dtype
     return norm.to(rounded, copy=True)
 
 
-def _is_number(value):
+def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.dim() == 0
     if isinstance(value, (list, tuple)):
@@ -150,7 +164,7 @@ def _is_number(value):
     return True
 
 
-def _is_like(value, gradient):
+def _is_like(value: Any, gradient: StoredGradient) -> bool:
     return (
         type(value) is torch.Tensor
         and value.layout == torch.strided
@@ -159,23 +173,23 @@ def _is_like(value, gradient):
     )
 
 
-def _in_memory(operator, args, kwargs):
+def _in_memory(operator: Any, args: Any, kwargs: Any) -> Any:
     """Reads the gradients, computes, and writes those that have changed."""
-    if operator.namespace != "aten":  # whether such an operator changes them is not known
+    if operator.namespace != "aten":  # its schema may not say that it changes them
         raise _no_memory(str(operator))
     if is_view(operator):
         return _alias(operator, *args)
     changed = written(operator, args, kwargs)
     if any(entry_of(tensor) is None for tensor in changed):
         _refuse_buckets()
-    loaded = {}  # entry -> (stand-in, values)
+    loaded: dict[Entry, tuple[StoredGradient, Tensor]] = {}
 
-    def load(value):
+    def load(value: Any) -> Any:
         if not isinstance(value, StoredGradient):
             return value
-        if value._entry not in loaded:
-            loaded[value._entry] = value, value._entry.load()
-        return loaded[value._entry][1]
+        if value.entry not in loaded:
+            loaded[value.entry] = value, value.entry.load()
+        return loaded[value.entry][1]
 
     result = operator(*mapped(load, args), **mapped(load, kwargs))
     for entry in {entry_of(tensor): None for tensor in changed}:
@@ -185,22 +199,22 @@ def _in_memory(operator, args, kwargs):
     return mapped(lambda value: stand_ins.get(id(value), value), result)
 
 
-def _alias(operator, gradient, *rest):
-    """A view, if it has the same shape: nothing in it but the gradient itself."""
+def _alias(operator: Any, gradient: StoredGradient, *rest: Any) -> StoredGradient:
+    """A view of the same shape, which is the gradient itself. Other views are refused."""
     same = operator in (_aten.detach.default, _aten.alias.default)
     if operator is _aten.view.default:
         same = tuple(rest[0]) == tuple(gradient.size())
     if not same:
         raise _no_memory(str(operator))
-    return StoredGradient(gradient._entry)
+    return StoredGradient(gradient.entry)
 
 
-def _refuse_buckets():
-    """DistributedDataParallel copies gradients to its buckets while backward computes them."""
+def _refuse_buckets() -> None:
+    """Refuses DistributedDataParallel, which copies gradients to its buckets in backward."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
-            "DistributedDataParallel, or a hook as it has them, copies a gradient to memory in the "
-            "backward pass, and offload_gradients=True has moved that to the drive: leave "
-            "offload_gradients out, or shard the model with FSDP2 (fully_shard) instead"
+            "DistributedDataParallel (or a hook like its own) copies a gradient in the backward "
+            "pass, and offload_gradients=True has moved that gradient to the drive: leave "
+            "offload_gradients out, or shard the model with FSDP2 (fully_shard)"
         )

@@ -1,5 +1,10 @@
 """Which optimizers can be stepped piece by piece, and how."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from .._memory.layout import local
@@ -20,10 +25,10 @@ ELEMENTWISE = {
 }
 
 
-def check(optimizer):
-    """Refuses what cannot be stepped with states on NVMe."""
+def check(optimizer: object) -> None:
+    """Refuses optimizers that cannot be stepped with states on NVMe."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"offload() wants a torch optimizer, not {type(optimizer).__name__}")
+        raise TypeError(f"expected a torch optimizer, got {type(optimizer).__name__}")
     if getattr(optimizer, "is_offloaded", False):
         raise ValueError("the states of this optimizer are on NVMe already")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -32,11 +37,11 @@ def check(optimizer):
             "brought in piece by piece; use an optimizer that steps each parameter by itself"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam is for sparse gradients; on NVMe they must be dense")
+        raise ValueError("SparseAdam needs sparse gradients; states on NVMe need dense ones")
     for group in optimizer.param_groups:
         for name in ("capturable", "differentiable"):
             if group.get(name):
-                raise ValueError(f"{name}=True does not go with states on NVMe")
+                raise ValueError(f"{name}=True is not supported with states on NVMe")
         for param in group["params"]:
             if hasattr(param, "to_local") and type(optimizer) not in ELEMENTWISE:
                 raise ValueError(
@@ -45,14 +50,14 @@ def check(optimizer):
                 )
             if local(param).device.type not in ("cpu", "cuda"):
                 raise ValueError(
-                    f"a parameter is on {param.device}: parameters on the CPU or on a GPU of CUDA "
-                    "can be stepped with states on NVMe"
+                    f"a parameter is on {param.device}: states on NVMe support parameters on the "
+                    "CPU and on CUDA devices"
                 )
 
 
-def plain_step(kind):
-    """The step of an optimizer class without the hooks around it: ours are called once a step."""
-    step = kind.step
+def plain_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    """The step of an optimizer class without torch's hooks around it, which run once a step."""
+    step: Any = kind.step
     while getattr(step, "hooked", False) and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step
