@@ -15,6 +15,10 @@ FUZZ_SECONDS ?= 60
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
 export PYTHON
+# What a compiler has made once, in any checkout, it does not make again.
+export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CCACHE_BASEDIR = $(CURDIR)
+export CCACHE_NOHASHDIR = 1
 
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
@@ -121,7 +125,7 @@ lint: ## ruff over all Python files; a warning fails
 	@$(SETUP) venv check
 	@$(RUFF) check $(PY_FILES)
 
-check: check-format asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
+check: check-format lint asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
 
 tidy: ## clang-tidy over the sources and tests (TIDY_SOURCES=regex, TIDY_TESTS=regex); a warning fails
 	@$(SETUP) packages build check
