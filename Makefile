@@ -25,6 +25,12 @@ PY := .venv/bin/python
 RUFF := .venv/bin/ruff
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 PY_FILES = python tests benchmarks examples docs
+# Tests beside each other, as many as there are processors, each with one thread of torch's; those
+# that measure come afterwards, alone.
+BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist worksteal -m 'not alone'
+QUICK_CTESTS = ^(engines/EngineContract|Plan|Retry|HandleTest|SwapSpace|OpenFile|Error)
+QUICK_PYTESTS = tests/python/test_native.py tests/python/test_aio.py tests/python/test_errors.py \
+	tests/python/test_optim.py tests/python/test_initialize.py
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.
 FERRY = PATH=$(CURDIR)/.venv/bin:$$PATH PYTHONPATH=$(CURDIR)/build/release/python \
@@ -52,23 +58,32 @@ asan fuzz: export UBSAN_OPTIONS := print_stacktrace=1:$(symbolizer)
 tsan: export TSAN_OPTIONS := $(symbolizer)
 
 # Tests do not depend on what somebody has tuned on this machine.
-test soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
+test quick soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test quick check soak bench compare python-figures command-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
 
 test: ## Install what is missing, build, run all tests to the end, whichever fails
 	@$(SETUP) packages build test docs
-	@$(SETUP) venv test
-	@$(build_all)
+	@$(SETUP) venv
+	@$(SETUP) venv test & \
+		$(call build,release,$(with_python)) && wait $$!
 	@failed=0; \
 		ctest --preset release -j $(JOBS) || failed=1; \
-		$(PYTEST) -ra tests/house || failed=1; \
-		$(PYTEST) -ra tests/command || failed=1; \
-		$(PYTEST) -ra tests/python || failed=1; \
+		for tests in house command python; do \
+			$(BESIDE) tests/$$tests || failed=1; \
+		done; \
+		$(PYTEST) -ra -m alone tests/python || failed=1; \
 		exit $$failed
+
+quick: ## What finds most, within two minutes of a build: rooms, style, the core of both sides
+	@$(SETUP) packages build test
+	@$(SETUP) venv test
+	@$(build_all)
+	@ctest --preset release -j $(JOBS) -R '$(QUICK_CTESTS)' --output-on-failure
+	@$(BESIDE) -q $(QUICK_PYTESTS)
 
 soak: ## The long versions of the tests of faults and lifetimes (a quarter of an hour)
 	@$(SETUP) packages build test

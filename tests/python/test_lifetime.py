@@ -11,6 +11,8 @@ import torch
 from programs import check_python, runs
 from tensorferry import Handle
 
+pytestmark = pytest.mark.alone
+
 MiB = 1 << 20
 # Slow on purpose: one small request at a time keeps a transfer in flight for as long as it takes.
 SLOW = dict(queue_depth=1, block_bytes=4096, workers=1)

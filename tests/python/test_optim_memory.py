@@ -4,6 +4,8 @@ import pytest
 from programs import check_python
 from training import MiB
 
+pytestmark = pytest.mark.alone
+
 MEMORY = {
     "fp32": "float32 8 AdamW(params, **options)",
     "amsgrad": "float32 12 AdamW(params, amsgrad=True, **options)",
