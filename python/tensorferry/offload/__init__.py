@@ -13,7 +13,7 @@ Training works as before, with an optimizer of tensorferry.optim: that steps wei
 
 import torch
 
-from .offloaded import OffloadedParameters
+from .offloaded import OffloadedParameters, offload_model
 
 __all__ = ["OffloadedParameters", "parameters"]
 
@@ -58,7 +58,7 @@ def parameters(
     most = max_cpu_bytes
     if device.type != "cpu" and max_gpu_bytes is not None:
         most = max_gpu_bytes
-    return OffloadedParameters(
+    return offload_model(
         model, nvme_path, device, most, keep_bytes, tuple(units), initialize, handle_options
     )
 

@@ -176,6 +176,17 @@ class Residency:
 
     # --- use ---
 
+    def use(self, units, at_end, replacing=False):
+        """Brings units in, to be left when the stack `at_end` closes."""
+        for unit in units:
+            self.enter(unit, replacing)
+            at_end.callback(self.leave, unit)
+
+    def save_weights(self, at_end):
+        """Until the stack `at_end` closes, autograd saves places of weights in their stead."""
+        if (saved := self._saved_weights()) is not None:
+            at_end.enter_context(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
+
     def enter(self, unit, replacing=False):
         """`replacing`: all of it is about to get other values."""
         with self._lock:
@@ -245,7 +256,7 @@ class Residency:
                 unit.users -= 1
                 self._give_up(unit)
 
-    def saved_weights(self):
+    def _saved_weights(self):
         """The hooks under which autograd saves places of weights; None where they are in force."""
         others = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if others is not None:
@@ -301,6 +312,20 @@ class Residency:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def values(self):
+        """Copies of the weights of each unit. No unit needs to be written after it."""
+        only_here = [unit for unit in self.units if unit.has_failed()]
+        for unit in only_here:
+            unit.users += 1  # it must not give way to the others
+        try:
+            values = {unit: unit.values() for unit in self.units}
+        finally:
+            for unit in only_here:
+                unit.users -= 1
+        for unit in self.units:
+            unit.forgo_writes()
+        return values
 
     def stats(self):
         return {

@@ -1,0 +1,80 @@
+"""Moving the weights of a model to the drive, one module at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import torch
+
+from .._memory.stored_parameter import Home
+from .._notes import add_note
+from .modules import materialise, starts, units_of
+from .residency import Residency
+from .unit import Unit
+
+Module = torch.nn.Module
+Parameter = torch.nn.Parameter
+
+
+class MoveOut:
+    """Moves the weights that modules own to the drive. If that fails, brings back those that have
+    gone."""
+
+    def __init__(
+        self, residency: Residency, initialize: Callable[[Module], object] | None = None
+    ) -> None:
+        self._residency = residency
+        self._initialize = initialize
+        self._made: dict[Parameter, Parameter] = {}  # one on the meta device -> the real one
+        self._units: dict[Parameter, Unit] = {}
+
+    def run(
+        self, modules: Iterable[tuple[Module, list[Module]]], owners: dict[Module, list[Parameter]]
+    ) -> dict[Module, list[Unit]]:
+        """Makes the units and returns which ones each module needs.
+
+        `modules` are pairs: a module, and the modules whose weights come with it. `owners` says
+        which weights belong to which module."""
+        needs: dict[Module, list[Unit]] = {}
+        for number, (module, subtree) in enumerate(modules):
+            self._move(f"{number}", subtree, owners[module])
+            for part in subtree:
+                if needed := units_of([part], self._units):
+                    needs.setdefault(part, needed)
+            if needed := units_of(subtree, self._units):
+                needs[module] = needed
+        self._residency.settle()
+        return needs
+
+    def _move(self, key: str, subtree: list[Module], owned: list[Parameter]) -> None:
+        made = self._made
+        fresh = [part for part in subtree if materialise(part, made, self._residency.device)]
+        unit = Unit(self._residency) if owned else None
+        for index, param in enumerate(made.get(param, param) for param in owned):
+            unit.add(Home(param, f"{key}.{index}", self._residency.space, unit))
+            self._units[param] = unit
+        if unit:
+            unit.bring_in(empty={made[param] for param in owned if param in made})
+        self._start(subtree, fresh)
+        if unit:
+            unit.bring_out()
+
+    def _start(self, subtree: list[Module], fresh: list[Module]) -> None:
+        """Gives fresh modules the values they start with."""
+        with contextlib.ExitStack() as at_end:
+            # Also those that were made before and are shared.
+            self._residency.use(units_of(fresh, self._units), at_end)
+            for start in starts(subtree, fresh, self._initialize):
+                start()
+
+    def undo(self, error: BaseException, restore: bool) -> None:
+        """After an error: the weights that have gone come back, if they are to be restored."""
+        # First what is in memory: it may be nowhere else, and must not give way to the others.
+        for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
+            unit.forgo_writes()  # that may be what has failed
+            try:
+                unit.end(unit.values() if restore and unit.moved else None)
+            except OSError:
+                unit.end()
+                add_note(error, "some weights could not be read back: load the model anew")
