@@ -13,12 +13,12 @@ from .mapped_weight import MappedWeight
 # take one after the other.
 CHUNK = 512 * CUT
 
-_homes = WeakTensorKeyDictionary()
+_stored_parameters = WeakTensorKeyDictionary()
 
 
 def home_of(param):
-    """The Home of a parameter whose values are on the drive; None where they are in memory."""
-    return _homes.get(param)
+    """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
+    return _stored_parameters.get(param)
 
 
 class OlderValues(RuntimeError):
@@ -39,8 +39,8 @@ class _NeverBegun:
 class Reading:
     """A read of what the last write has put. Where that has failed, so does this."""
 
-    def __init__(self, home, operation, put):
-        self._home = home
+    def __init__(self, stored, operation, put):
+        self._stored = stored
         self._put = put
         self.operation = operation
 
@@ -59,18 +59,18 @@ class Reading:
             self._put.wait()
         except (OSError, OlderValues) as error:
             raise OlderValues(
-                f"a weight of {tuple(self._home.size)} could not be written ({error}), and the "
+                f"a weight of {tuple(self._stored.size)} could not be written ({error}), and the "
                 "drive has an older one: load a checkpoint, with load_state_dict() of the model "
                 "and of the optimizer"
             ) from error
 
 
-class Home:
+class StoredParameter:
     """The place of one parameter on the drive, and in the memory of its unit when that is there."""
 
     def __init__(self, param, key, space, unit):
         check_dense(param)
-        self._param = TensorWeakRef(param)  # the home is as old as the parameter, not the reverse
+        self._param = TensorWeakRef(param)  # does not keep the parameter alive
         self.key = key
         self.space = space
         self.unit = unit
@@ -89,7 +89,7 @@ class Home:
         self._nothing = torch.zeros((), dtype=self.dtype, device=self.device)
         self._forget_values()
         self.absent = self._nothing.expand(self.size)
-        _homes[param] = self
+        _stored_parameters[param] = self
 
     @property
     def version(self):
@@ -229,4 +229,4 @@ class Home:
 
     def leave(self):
         if (param := self.param) is not None:
-            _homes.pop(param, None)
+            _stored_parameters.pop(param, None)

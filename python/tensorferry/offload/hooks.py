@@ -154,8 +154,8 @@ class ModuleHooks(OnDrive):
         for name, param in self._module._parameters.items():
             if param is None or prefix + name not in state_dict:
                 continue
-            if (home := home_of(param)) is not None:
-                state_dict[prefix + name] = home.view()
+            if (stored := home_of(param)) is not None:
+                state_dict[prefix + name] = stored.view()
 
 
 def _frame_of_load() -> FrameType:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .._memory.stored_parameter import Home
+from .._memory.stored_parameter import StoredParameter
 from .._notes import add_note
 from .modules import materialise, starts, units_of
 from .residency import Residency
@@ -52,7 +52,7 @@ class MoveOut:
         fresh = [part for part in subtree if materialise(part, made, self._residency.device)]
         unit = Unit(self._residency) if owned else None
         for index, param in enumerate(made.get(param, param) for param in owned):
-            unit.add(Home(param, f"{key}.{index}", self._residency.space, unit))
+            unit.add(StoredParameter(param, f"{key}.{index}", self._residency.space, unit))
             self._units[param] = unit
         if unit:
             unit.bring_in(empty={made[param] for param in owned if param in made})

@@ -225,11 +225,11 @@ class Residency:
         unit = self.by_storage.get(tensor.untyped_storage().data_ptr())
         if unit is None:
             return None
-        home = unit.home_at(tensor.storage_offset() * tensor.dtype.itemsize)
+        stored = unit.parameter_at(tensor.storage_offset() * tensor.dtype.itemsize)
         return Place(
             unit,
-            home,
-            home.version,
+            stored,
+            stored.version,
             tensor.dtype,
             tensor.size(),
             tensor.stride(),
@@ -238,9 +238,9 @@ class Residency:
 
     def at(self, place):
         """The weight that is at a place, brought in."""
-        if place.version != place.home.version:
+        if place.version != place.stored.version:
             raise RuntimeError(
-                f"a weight of shape {tuple(place.home.size)} that this backward pass needs has "
+                f"a weight of shape {tuple(place.stored.size)} that this backward pass needs has "
                 "been changed since its forward pass, as by a step of the optimizer"
             )
         unit = place.unit

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .._memory.stored_parameter import Home
+from .._memory.stored_parameter import StoredParameter
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Place:
     """What autograd keeps of a weight: where it is."""
 
     unit: object  # that brings it
-    home: Home
+    stored: StoredParameter
     version: int  # of the weight
     dtype: torch.dtype
     size: torch.Size

@@ -14,12 +14,12 @@ class Unit:
 
     def __init__(self, residency):
         self.residency = residency
-        self.homes = []
+        self.parameters = []
         self.nbytes = 0
         self.memory = None  # while it is there, or on its way
         self.beyond = False  # is that memory beyond the limit?
-        self.operations = []  # (home, operation) that bring it
-        self._older = {}  # home -> how it failed to be written, where its memory has older values
+        self.operations = []  # (stored, operation) that bring it
+        self._older = {}  # stored -> how it failed to be written, where its memory has older values
         self.writes = []  # of what its memory holds, until they are known to be good
         self.failure = None  # of a write that could not even begin
         self.users = 0
@@ -29,14 +29,14 @@ class Unit:
         self._is_changed = False  # is all of it known to have changed since?
         residency.units.append(self)
 
-    def add(self, home):
-        home.offset = self.nbytes
-        self.nbytes += page_up(home.nbytes)
-        self.homes.append(home)
+    def add(self, stored):
+        stored.offset = self.nbytes
+        self.nbytes += page_up(stored.nbytes)
+        self.parameters.append(stored)
 
-    def home_at(self, offset):
-        """The home of the parameter that has this byte of its memory."""
-        return next(home for home in reversed(self.homes) if home.offset <= offset)
+    def parameter_at(self, offset):
+        """The parameter that has this byte of its memory."""
+        return next(stored for stored in reversed(self.parameters) if stored.offset <= offset)
 
     def settled_memory(self):
         """Its memory, if all bytes are there."""
@@ -50,21 +50,21 @@ class Unit:
 
     def wait(self):
         try:
-            for home, operation in self.operations:
+            for stored, operation in self.operations:
                 try:
                     operation.wait()
                 except OlderValues as error:
-                    self._older[home] = error.with_traceback(None)
+                    self._older[stored] = error.with_traceback(None)
         except BaseException:
             self.forget()
             raise
         self.operations = []
 
-    def check_newest(self, *homes):
-        """Refuses to use memory that has other values than were last computed, of these or of all
-        homes."""
-        for home, error in self._older.items():
-            if not homes or home in homes:
+    def check_newest(self, *parameters):
+        """Raises if memory has older values than were last computed, of these parameters or of
+        any."""
+        for stored, error in self._older.items():
+            if not parameters or stored in parameters:
                 raise OlderValues(str(error)) from error.__cause__
 
     def begin(self, memory):
@@ -73,11 +73,11 @@ class Unit:
         self.hold(memory)
         try:
             with self.residency.reading():
-                for home in self.homes:
-                    # Not through home.read(): the memory it would find is the one to be filled.
-                    for key, at, nbytes in home._pieces(0, home.numel):
-                        at += home.offset
-                        self.operations.append((home, home.get(key, memory[at : at + nbytes])))
+                for stored in self.parameters:
+                    # Not through stored.read(): the memory it would find is the one to be filled.
+                    for key, at, nbytes in stored._pieces(0, stored.numel):
+                        at += stored.offset
+                        self.operations.append((stored, stored.get(key, memory[at : at + nbytes])))
         except BaseException:
             self.forget()
             raise
@@ -100,12 +100,12 @@ class Unit:
 
     def show(self):
         self.check_written()  # what is being written must not change
-        for home in self.homes:
-            home.check_unchanged()
+        for stored in self.parameters:
+            stored.check_unchanged()
         self.residency.note_use(self.memory)
         try:
-            for home in self.homes:
-                home.show(home.of(self.memory))
+            for stored in self.parameters:
+                stored.show(stored.of(self.memory))
         except BaseException:
             self.take_away()
             raise
@@ -114,15 +114,15 @@ class Unit:
 
     def note_versions(self):
         """What is in the parameters now need not be written."""
-        self._versions = [home.version for home in self.homes]
+        self._versions = [stored.version for stored in self.parameters]
         self._is_changed = False
 
     def note_change(self):
         """All that it shows has changed, also where autograd has not seen it."""
         self._is_changed = True
-        for home in self.homes:
-            if home.version is not None:
-                torch.autograd.graph.increment_version(home.param)
+        for stored in self.parameters:
+            if stored.version is not None:
+                torch.autograd.graph.increment_version(stored.param)
 
     def is_changed(self):
         return bool(self._changed())
@@ -136,19 +136,19 @@ class Unit:
 
     def take_away(self):
         self.shown = False
-        for home in self.homes:
-            home.show(home.absent)
+        for stored in self.parameters:
+            stored.show(stored.absent)
 
     def bring_in(self, empty):
         """The first time: from where the parameters are, if they have values, to its memory."""
         self.hold(self.residency.take(self))
         self.users = 1
         with torch.no_grad():
-            for home in self.homes:
-                if home.param not in empty:
-                    home.of(self.memory).copy_(home.param)
-            for home in self.homes:  # not before all are there
-                home.param.data = home.of(self.memory)
+            for stored in self.parameters:
+                if stored.param not in empty:
+                    stored.of(self.memory).copy_(stored.param)
+            for stored in self.parameters:  # not before all are there
+                stored.param.data = stored.of(self.memory)
         self.moved = True
 
     def bring_out(self):
@@ -164,20 +164,20 @@ class Unit:
         # Until they are all under way: Ctrl-C may come, and the drive has older ones.
         self.failure = RuntimeError("weights are half written")
         self.residency.note_writes(self)
-        for home in self._older.keys() & self._changed():
-            del self._older[home]
-        for home in self.homes:
-            if home.is_elsewhere(self.memory):
-                home.collect(self.memory)
+        for stored in self._older.keys() & self._changed():
+            del self._older[stored]
+        for stored in self.parameters:
+            if stored.is_elsewhere(self.memory):
+                stored.collect(self.memory)
         self._write()
 
     def _changed(self):
-        """The homes of what somebody has changed, as far as is known."""
+        """The parameters that somebody has changed, as far as is known."""
         if self._is_changed:
-            return set(self.homes)
-        shown = zip(self.homes, self._versions)
-        changed = {home for home, version in shown if home.version != version}
-        return changed | {home for home in self.homes if home.is_elsewhere(self.memory)}
+            return set(self.parameters)
+        shown = zip(self.parameters, self._versions)
+        changed = {stored for stored, version in shown if stored.version != version}
+        return changed | {stored for stored in self.parameters if stored.is_elsewhere(self.memory)}
 
     def _write(self):
         for operation in self.writes:  # newer values follow: what becomes of these is no matter
@@ -185,12 +185,12 @@ class Unit:
                 operation.wait()
         self.writes, self.failure = [], None
         try:
-            for home in self.homes:
-                if home in self._older:
+            for stored in self.parameters:
+                if stored in self._older:
                     continue
-                for key, at, nbytes in home._pieces(0, home.numel):
-                    at += home.offset
-                    self.writes.append(home.put(key, self.memory[at : at + nbytes]))
+                for key, at, nbytes in stored._pieces(0, stored.numel):
+                    at += stored.offset
+                    self.writes.append(stored.put(key, self.memory[at : at + nbytes]))
         except BaseException as error:
             if isinstance(error, OSError):
                 self.failure = copy.copy(error)  # without the frames that it comes from
@@ -248,17 +248,17 @@ class Unit:
         """Copies of its parameters' values."""
         if (memory := self.settled_memory()) is not None:
             self.check_newest()
-            return [home.of(memory).clone() for home in self.homes]
+            return [stored.of(memory).clone() for stored in self.parameters]
         self.residency.enter(self)
         try:
-            return [home.of(self.memory).clone() for home in self.homes]
+            return [stored.of(self.memory).clone() for stored in self.parameters]
         finally:
             self.residency.leave(self)
 
     def end(self, values=None):
         """Its parameters get these values, or have none any more."""
-        for home, value in zip(self.homes, values or ()):
-            home.show(value)
-        for home in self.homes:
-            home.leave()
+        for stored, value in zip(self.parameters, values or ()):
+            stored.show(value)
+        for stored in self.parameters:
+            stored.leave()
         self.forget()
