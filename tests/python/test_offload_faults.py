@@ -134,14 +134,14 @@ def test_weights_that_are_nowhere_else_survive_a_close_that_fails(tmp_path, monk
         fill()
         with weights.gather(model[0]):
             model[0].weight.zero_()
-        last, values = weights._residency.units[-1], Unit.values
+        last, copies = weights._residency.units[-1], Unit.copies
 
         def interrupted(unit):
             if unit is last:
                 raise KeyboardInterrupt
-            return values(unit)
+            return copies(unit)
 
-        monkeypatch.setattr(Unit, "values", interrupted)
+        monkeypatch.setattr(Unit, "copies", interrupted)
         with pytest.raises(KeyboardInterrupt):
             weights.close(restore=True)
         monkeypatch.undo()

@@ -1,13 +1,18 @@
-"""Where the values of a parameter are, when they are not in memory."""
+"""A parameter whose values are on the drive: where they are, and what the parameter shows."""
 
-import copy
+from __future__ import annotations
+
 import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from .._core import Operation, SwapSpace
 from .layout import CUT, check_dense, page_up
 from .mapped_weight import MappedWeight
+from .reading import NeverBegun, Reading
+from .weight_memory import WeightBuffer
 
 # Parameters are cut into tensors of about this many elements on the drive, so that an optimizer can
 # take one after the other.
@@ -16,73 +21,37 @@ CHUNK = 512 * CUT
 _stored_parameters = WeakTensorKeyDictionary()
 
 
-def home_of(param):
+def home_of(param: torch.Tensor) -> StoredParameter | None:
     """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
     return _stored_parameters.get(param)
 
 
-class OlderValues(RuntimeError):
-    """The drive has values from before a write that failed."""
-
-
-class _NeverBegun:
-    """Stands for a write that could not even begin."""
-
-    def __init__(self, error):
-        # Without the frames that it comes from.
-        self._error = copy.copy(error) if isinstance(error, OSError) else OlderValues(repr(error))
-
-    def wait(self):
-        raise copy.copy(self._error)
-
-
-class Reading:
-    """A read of what the last write has put. Where that has failed, so does this."""
-
-    def __init__(self, stored, operation, put):
-        self._stored = stored
-        self._put = put
-        self.operation = operation
-
-    def done(self):
-        return self.operation.done()
-
-    def cancel(self):
-        self.operation.cancel()
-
-    def wait(self):
-        # What is on its way to the drive comes from the memory it is written from, and no bytes
-        # move: it is right, whatever becomes of the write.
-        if self.operation.wait() == 0 or self._put is None:
-            return
-        try:
-            self._put.wait()
-        except (OSError, OlderValues) as error:
-            raise OlderValues(
-                f"a weight of {tuple(self._stored.size)} could not be written ({error}), and the "
-                "drive has an older one: load a checkpoint, with load_state_dict() of the model "
-                "and of the optimizer"
-            ) from error
-
-
 class StoredParameter:
-    """The place of one parameter on the drive, and in the memory of its unit when that is there."""
+    """One parameter on the drive, and in the buffer that it shares, when that has memory."""
 
-    def __init__(self, param, key, space, unit):
+    def __init__(
+        self,
+        param: torch.nn.Parameter,
+        key: str,
+        space: SwapSpace,
+        buffer: WeightBuffer,
+        offset: int,
+    ) -> None:
+        """`key` names it in the space, `offset` is its first byte in the memory of the buffer."""
         check_dense(param)
         self._param = TensorWeakRef(param)  # does not keep the parameter alive
         self.key = key
         self.space = space
-        self.unit = unit
+        self.buffer = buffer
+        self.offset = offset
         self.dtype = param.dtype
-        self.device = unit.residency.device
+        self.device = buffer.device
         self.size = param.size()
         self.stride = param.stride()
         self.numel = param.numel()
         self.nbytes = self.numel * self.dtype.itemsize
-        self.offset = 0  # in the memory of its unit
-        self._mapped = lambda: None  # what view() has given out
-        self._puts = {}  # key -> the last write of that tensor
+        self._mapped: Callable[[], MappedWeight | None] = lambda: None  # what view() has given out
+        self._puts: dict[str, Operation | NeverBegun] = {}  # key -> the last write of that tensor
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
         # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
@@ -91,18 +60,25 @@ class StoredParameter:
         self.absent = self._nothing.expand(self.size)
         _stored_parameters[param] = self
 
+    # --- what the parameter shows ---
+
     @property
-    def version(self):
+    def param(self) -> torch.nn.Parameter | None:
+        """The parameter; None when nobody has it any more."""
+        return self._param()
+
+    @property
+    def version(self) -> int | None:
         """How often autograd has seen the parameter change; None where it does not look."""
         param = self.param
         return None if param is None or param.is_inference() else param._version
 
-    @property
-    def param(self):
-        """The parameter; None when nobody has it any more."""
-        return self._param()
+    def note_change(self) -> None:
+        """Says to autograd that the parameter has changed."""
+        if self.version is not None:
+            torch.autograd.graph.increment_version(self.param)
 
-    def check_unchanged(self):
+    def check_unchanged(self) -> None:
         """The parameter takes its values as they are on the drive, and nobody has given it others
         meanwhile."""
         param = self.param
@@ -117,13 +93,13 @@ class StoredParameter:
                 "those are lost; change weights inside `with weights.gather(module, modify=True)`"
             )
 
-    def _is_nothing(self):
+    def _is_nothing(self) -> bool:
         if self.device.type != "cpu":  # to look would be to wait for the GPU
             return True
         value = self._nothing.item()
         return value != value if self._has_nan else value == 0
 
-    def _check_kind(self, param):
+    def _check_kind(self, param: torch.nn.Parameter) -> None:
         same = param.dtype == self.dtype and param.size() == self.size
         if not same or param.device != self.device:
             raise RuntimeError(
@@ -132,31 +108,80 @@ class StoredParameter:
                 "before its weights are offloaded"
             )
 
-    def _forget_values(self):
+    def _forget_values(self) -> None:
         self._nothing.fill_(float("nan") if self._has_nan else 0)
 
-    def show(self, values):
+    def show(self, values: torch.Tensor) -> None:
         """Gives the parameter these values."""
         if (param := self.param) is not None:
             param.data = values
 
-    def is_elsewhere(self, memory):
+    def end(self) -> None:
+        """Its values are not on the drive any more."""
+        if (param := self.param) is not None:
+            _stored_parameters.pop(param, None)
+
+    # --- in the memory of its buffer ---
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """Its values in the memory of the buffer."""
+        elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        return elements.as_strided(self.size, self.stride)
+
+    def is_elsewhere(self, memory: torch.Tensor) -> bool:
         """Whether the parameter was shown here, and has been given other memory since."""
         param = self.param
         return param is not None and param.data_ptr() != memory.data_ptr() + self.offset
 
     @torch.no_grad()
-    def collect(self, memory):
+    def collect(self, memory: torch.Tensor) -> None:
         """Takes the values from where the parameter has them now."""
         self._check_kind(self.param)
         self.of(memory).copy_(self.param)
 
-    def of(self, memory):
-        """The values in the memory of the unit."""
-        elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
-        return elements.as_strided(self.size, self.stride)
+    def load(self, memory: torch.Tensor) -> Iterator[Reading]:
+        """Starts to read it into the memory of the buffer, one tensor after the other."""
+        for key, at, nbytes in self._pieces(0, self.numel):
+            at += self.offset
+            yield self._get(key, memory[at : at + nbytes])
 
-    def _pieces(self, begin, end):
+    def save(self, memory: torch.Tensor) -> Iterator[Operation]:
+        """Starts to write it from the memory of the buffer, one tensor after the other."""
+        for key, at, nbytes in self._pieces(0, self.numel):
+            at += self.offset
+            yield self._put(key, memory[at : at + nbytes])
+
+    # --- for optimizers ---
+
+    def read(self, room: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Reading]:
+        """Starts to read elements, whole cuts, into room of whole pages. Returns operations."""
+        end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
+        if (memory := self.buffer.settled()) is not None:
+            size = self.dtype.itemsize
+            here = memory[self.offset + begin * size : self.offset + end * size]
+            self.buffer.check_newest(self.offset)
+            room[: here.numel()].copy_(here)
+            return []
+        return [self._get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    def write(self, room: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Operation]:
+        """Starts to write them. Returns operations."""
+        end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
+        self.note_change()
+        if (memory := self.buffer.settled()) is not None:
+            size = self.dtype.itemsize
+            here = memory[self.offset + begin * size : self.offset + end * size]
+            if here.data_ptr() != room.data_ptr():
+                here.copy_(room[: here.numel()])
+        else:
+            self.buffer.forget()
+        return [self._put(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    # --- on the drive ---
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
         """(key, first byte, bytes) of the tensors on the drive that hold these elements."""
         inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
         if sum(last - first for first, last in inside) != end - begin:
@@ -169,55 +194,26 @@ class StoredParameter:
             nbytes = page_up((last - first) * size)
             yield f"{self.key}/{first}", (first - begin) * size, nbytes
 
-    def read(self, room, begin=0, end=None):
-        """Starts to read elements, whole cuts, into room of whole pages. Returns operations."""
-        end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
-        if (memory := self.unit.settled_memory()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
-            self.unit.check_newest(self)
-            room[: here.numel()].copy_(here)
-            return []
-        return [self.get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+    def _get(self, key: str, piece: torch.Tensor) -> Reading:
+        return Reading(self.size, self.space.get(key, piece), self._puts.get(key))
 
-    def get(self, key, room):
-        """Starts to read one of its tensors."""
-        return Reading(self, self.space.get(key, room), self._puts.get(key))
-
-    def write(self, room, begin=0, end=None):
-        """Starts to write them. Returns operations."""
-        end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
-        if self.version is not None:
-            torch.autograd.graph.increment_version(self.param)
-        if (memory := self.unit.settled_memory()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
-            if here.data_ptr() != room.data_ptr():
-                here.copy_(room[: here.numel()])
-        else:
-            self.unit.forget()
-        return [self.put(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
-
-    def put(self, key, piece):
-        """Starts to write one of its tensors."""
+    def _put(self, key: str, piece: torch.Tensor) -> Operation:
         self._mapped = lambda: None
         try:
-            self._puts[key] = self.space.put(key, piece)
+            operation = self._puts[key] = self.space.put(key, piece)
         except BaseException as error:
-            self._puts[key] = _NeverBegun(error)
+            self._puts[key] = NeverBegun(error)
             raise
-        return self._puts[key]
+        return operation
 
-    def view(self):
+    def view(self) -> MappedWeight:
         """The values as they are on the drive, mapped: the same tensor for all that share them."""
         if (mapped := self._mapped()) is None:
             mapped = MappedWeight(self._view())
             self._mapped = weakref.ref(mapped)
         return mapped
 
-    def _view(self):
+    def _view(self) -> torch.Tensor:
         for operation in self._puts.values():  # one that an optimizer has begun may have failed
             operation.wait()
         pieces = self._pieces(0, self.numel)
@@ -226,7 +222,3 @@ class StoredParameter:
             return torch.empty(self.size, dtype=self.dtype)
         elements = torch.frombuffer(self.space.view(parts), dtype=self.dtype)
         return elements.as_strided(self.size, self.stride)
-
-    def leave(self):
-        if (param := self.param) is not None:
-            _stored_parameters.pop(param, None)

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._memory.stored_parameter import home_of
 from .residency import Residency
+from .saved_weights import save_weights
 from .unit import Unit
 
 
@@ -111,7 +112,7 @@ class ModuleHooks(OnDrive):
         self._residency.use(self._units, at_end)
         device_type = self._residency.device.type
         if torch.is_grad_enabled():
-            self._residency.save_weights(at_end)
+            save_weights(self._residency, at_end)
         elif torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled():
             # It would keep what it has made of all the weights until autocast ends.
             torch.set_autocast_cache_enabled(False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from .._memory.stored_parameter import StoredParameter
+from .._core import SwapSpace
 from .._notes import add_note
 from .modules import materialise, starts, units_of
 from .residency import Residency
@@ -22,8 +22,12 @@ class MoveOut:
     gone."""
 
     def __init__(
-        self, residency: Residency, initialize: Callable[[Module], object] | None = None
+        self,
+        space: SwapSpace,
+        residency: Residency,
+        initialize: Callable[[Module], object] | None = None,
     ) -> None:
+        self._space = space
         self._residency = residency
         self._initialize = initialize
         self._made: dict[Parameter, Parameter] = {}  # one on the meta device -> the real one
@@ -50,15 +54,15 @@ class MoveOut:
     def _move(self, key: str, subtree: list[Module], owned: list[Parameter]) -> None:
         made = self._made
         fresh = [part for part in subtree if materialise(part, made, self._residency.device)]
-        unit = Unit(self._residency) if owned else None
-        for index, param in enumerate(made.get(param, param) for param in owned):
-            unit.add(StoredParameter(param, f"{key}.{index}", self._residency.space, unit))
-            self._units[param] = unit
-        if unit:
-            unit.bring_in(empty={made[param] for param in owned if param in made})
+        unit = self._residency.new_unit() if owned else None
+        if unit is not None:
+            for index, param in enumerate(made.get(param, param) for param in owned):
+                unit.add(param, f"{key}.{index}", self._space)
+                self._units[param] = unit
+            self._residency.adopt(unit, empty={made[param] for param in owned if param in made})
         self._start(subtree, fresh)
-        if unit:
-            unit.bring_out()
+        if unit is not None:
+            unit.move_out()
 
     def _start(self, subtree: list[Module], fresh: list[Module]) -> None:
         """Gives fresh modules the values they start with."""
@@ -74,7 +78,7 @@ class MoveOut:
         for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
             unit.forgo_writes()  # that may be what has failed
             try:
-                unit.end(unit.values() if restore and unit.moved else None)
+                unit.end(self._residency.values_of(unit) if restore and unit.moved else None)
             except OSError:
                 unit.end()
                 add_note(error, "some weights could not be read back: load the model anew")

@@ -14,10 +14,12 @@ from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, check_dense, page_up
 from .._memory.stored_parameter import home_of
+from .._memory.weight_memory import WeightMemory
 from .hooks import Calls, ModuleHooks, OnDrive, refuse_other_optimizers
 from .modules import owners, smallest, unit_modules
 from .move_out import MoveOut
 from .residency import Residency
+from .saved_weights import save_weights
 from .unit import Unit
 
 # Their forward reads the weights of their children without calling them.
@@ -62,7 +64,7 @@ class OffloadedParameters(OnDrive):
         with contextlib.ExitStack() as at_end:
             self._residency.use(units, at_end)
             if torch.is_grad_enabled():
-                self._residency.save_weights(at_end)
+                save_weights(self._residency, at_end)
             yield module
             if modify:
                 self._residency.write_all(units)
@@ -119,12 +121,12 @@ def offload_model(
     kept = smallest(model, keep_bytes, max_bytes // 16)
     owned = owners(modules, kept)
     sizes = [sum(page_up(p.nbytes) for p in params) for params in owned.values()]
-    room = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
+    limit = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
     on_cpu = device.type == "cpu"
-    space = open_space(nvme_path, page_up(room) if on_cpu else PAGE, **handle_options)
-    residency = Residency(space, None if on_cpu else GpuPool(device, room))
+    space = open_space(nvme_path, page_up(limit) if on_cpu else PAGE, **handle_options)
+    residency = Residency(WeightMemory(space, None if on_cpu else GpuPool(device, limit)))
     on_meta = any(param.device.type == "meta" for param in model.parameters())
-    move = MoveOut(residency, initialize)
+    move = MoveOut(space, residency, initialize)
     try:
         needs = move.run(modules, owned)
     except BaseException as error:

@@ -1,177 +1,142 @@
 """The weights of one module, which come and go together."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
+from .._core import Operation, SwapSpace
 from .._memory.layout import page_up
-from .._memory.stored_parameter import OlderValues
+from .._memory.stored_parameter import StoredParameter
+from .._memory.weight_memory import WeightBuffer
 
 
 class Unit:
-    """The parameters of a module: they come and go together, in one stretch of memory."""
+    """The weights of a module: they come and go together, in one buffer."""
 
-    def __init__(self, residency):
-        self.residency = residency
-        self.parameters = []
+    def __init__(self, buffer: WeightBuffer, unwritten: Unwritten) -> None:
+        """The unit notes itself in `unwritten` when its memory becomes newer than the drive."""
+        self.buffer = buffer
+        self.parameters: list[StoredParameter] = []
         self.nbytes = 0
-        self.memory = None  # while it is there, or on its way
-        self.beyond = False  # is that memory beyond the limit?
-        self.operations = []  # (stored, operation) that bring it
-        self._older = {}  # stored -> how it failed to be written, where its memory has older values
-        self.writes = []  # of what its memory holds, until they are known to be good
-        self.failure = None  # of a write that could not even begin
         self.users = 0
         self.shown = False  # do its parameters have its memory?
         self.moved = False  # have they ever had it?
-        self._versions = []  # of its parameters when they were shown
+        self._versions: list[int | None] = []  # of its parameters when they were shown
         self._is_changed = False  # is all of it known to have changed since?
-        residency.units.append(self)
+        self._writes: list[Operation] = []  # of its memory, until they are known to be good
+        self._failure: Exception | None = None  # of a write that could not even begin
+        self._unwritten = unwritten
 
-    def add(self, stored):
-        stored.offset = self.nbytes
+    def add(self, param: torch.nn.Parameter, key: str, space: SwapSpace) -> None:
+        stored = StoredParameter(param, key, space, self.buffer, self.nbytes)
         self.nbytes += page_up(stored.nbytes)
         self.parameters.append(stored)
 
-    def parameter_at(self, offset):
+    def parameter_at(self, offset: int) -> StoredParameter:
         """The parameter that has this byte of its memory."""
         return next(stored for stored in reversed(self.parameters) if stored.offset <= offset)
 
-    def settled_memory(self):
-        """Its memory, if all bytes are there."""
-        if self.memory is None or not self.is_settled():
-            return None
-        self.wait()
-        return self.memory
+    @property
+    def memory(self) -> torch.Tensor | None:
+        return self.buffer.memory
 
-    def is_settled(self):
-        return all(operation.done() for _, operation in self.operations)
+    # --- reading ---
 
-    def wait(self):
-        try:
-            for stored, operation in self.operations:
-                try:
-                    operation.wait()
-                except OlderValues as error:
-                    self._older[stored] = error.with_traceback(None)
-        except BaseException:
-            self.forget()
-            raise
-        self.operations = []
-
-    def check_newest(self, *parameters):
-        """Raises if memory has older values than were last computed, of these parameters or of
-        any."""
-        for stored, error in self._older.items():
-            if not parameters or stored in parameters:
-                raise OlderValues(str(error)) from error.__cause__
-
-    def begin(self, memory):
-        """Starts to bring it into memory."""
+    def begin(self, memory: torch.Tensor) -> None:
+        """Starts to read it into memory."""
         self._check_failure()
-        self.hold(memory)
+        self.buffer.hold(memory)
         try:
-            with self.residency.reading():
+            with self.buffer.reading():
                 for stored in self.parameters:
-                    # Not through stored.read(): the memory it would find is the one to be filled.
-                    for key, at, nbytes in stored._pieces(0, stored.numel):
-                        at += stored.offset
-                        self.operations.append((stored, stored.get(key, memory[at : at + nbytes])))
+                    for read in stored.load(memory):
+                        self.buffer.reads.append((stored.offset, read))
         except BaseException:
-            self.forget()
+            self.buffer.forget()
             raise
 
-    def hold(self, memory):
-        self.memory = memory
-        self.residency.by_storage[memory.untyped_storage().data_ptr()] = self
+    # --- what its parameters show ---
 
-    def forget(self):
-        """Lets go of its memory, which is free when nobody else holds it."""
-        if self.memory is None:
-            return
-        self.residency.by_storage.pop(self.memory.untyped_storage().data_ptr(), None)
-        if self.residency.room is not None:
-            self.residency.room.note_end(self.nbytes)
-        self.memory = None
-        self.beyond = False
-        self.operations = []
-        self._older = {}
-
-    def show(self):
+    def show(self) -> None:
         self.check_written()  # what is being written must not change
         for stored in self.parameters:
             stored.check_unchanged()
-        self.residency.note_use(self.memory)
+        self.buffer.note_use()
         try:
             for stored in self.parameters:
                 stored.show(stored.of(self.memory))
         except BaseException:
-            self.take_away()
+            self._take_away()
             raise
         self.note_versions()
         self.shown = True
 
-    def note_versions(self):
-        """What is in the parameters now need not be written."""
-        self._versions = [stored.version for stored in self.parameters]
-        self._is_changed = False
-
-    def note_change(self):
-        """All that it shows has changed, also where autograd has not seen it."""
-        self._is_changed = True
-        for stored in self.parameters:
-            if stored.version is not None:
-                torch.autograd.graph.increment_version(stored.param)
-
-    def is_changed(self):
-        return bool(self._changed())
-
-    def hide(self):
+    def hide(self) -> None:
         try:
             if self.is_changed():
                 self.write_back()
         finally:
-            self.take_away()
+            self._take_away()
 
-    def take_away(self):
+    def _take_away(self) -> None:
         self.shown = False
         for stored in self.parameters:
             stored.show(stored.absent)
 
-    def bring_in(self, empty):
-        """The first time: from where the parameters are, if they have values, to its memory."""
-        self.hold(self.residency.take(self))
+    def adopt(self, memory: torch.Tensor, empty: Collection[torch.nn.Parameter]) -> None:
+        """The first time: takes the values of its parameters into memory and shows them there.
+        Those of `empty` have no values yet."""
+        self.buffer.hold(memory)
         self.users = 1
         with torch.no_grad():
             for stored in self.parameters:
                 if stored.param not in empty:
-                    stored.of(self.memory).copy_(stored.param)
+                    stored.of(memory).copy_(stored.param)
             for stored in self.parameters:  # not before all are there
-                stored.param.data = stored.of(self.memory)
+                stored.param.data = stored.of(memory)
         self.moved = True
 
-    def bring_out(self):
-        """And from there to the drive."""
+    def move_out(self) -> None:
+        """After adopt(): starts to write the values to the drive."""
         self.users = 0
         try:
             self.write_back()
         finally:
-            self.take_away()
+            self._take_away()
 
-    def write_back(self):
-        """Starts to write the values that its parameters show."""
-        # Until they are all under way: Ctrl-C may come, and the drive has older ones.
-        self.failure = RuntimeError("weights are half written")
-        self.residency.note_writes(self)
-        for stored in self._older.keys() & self._changed():
-            del self._older[stored]
+    def copies(self) -> list[torch.Tensor]:
+        """Copies of the values that its memory has."""
+        return [stored.of(self.memory).clone() for stored in self.parameters]
+
+    def end(self, values: Sequence[torch.Tensor] | None = None) -> None:
+        """Its parameters get these values, or have none any more."""
+        for stored, value in zip(self.parameters, values or ()):
+            stored.show(value)
         for stored in self.parameters:
-            if stored.is_elsewhere(self.memory):
-                stored.collect(self.memory)
-        self._write()
+            stored.end()
+        self.buffer.forget()
 
-    def _changed(self):
+    # --- changes ---
+
+    def note_versions(self) -> None:
+        """What is in the parameters now need not be written."""
+        self._versions = [stored.version for stored in self.parameters]
+        self._is_changed = False
+
+    def note_change(self) -> None:
+        """All that it shows has changed, also where autograd has not seen it."""
+        self._is_changed = True
+        for stored in self.parameters:
+            stored.note_change()
+
+    def is_changed(self) -> bool:
+        return bool(self._changed())
+
+    def _changed(self) -> set[StoredParameter]:
         """The parameters that somebody has changed, as far as is known."""
         if self._is_changed:
             return set(self.parameters)
@@ -179,44 +144,50 @@ class Unit:
         changed = {stored for stored, version in shown if stored.version != version}
         return changed | {stored for stored in self.parameters if stored.is_elsewhere(self.memory)}
 
-    def _write(self):
-        for operation in self.writes:  # newer values follow: what becomes of these is no matter
-            with contextlib.suppress(OSError):
-                operation.wait()
-        self.writes, self.failure = [], None
+    # --- writing ---
+
+    def write_back(self) -> None:
+        """Starts to write the values that its parameters show."""
+        # Until they are all under way: Ctrl-C may come, and the drive has older ones.
+        self._failure = RuntimeError("weights are half written")
+        self._unwritten.add(self)
+        for stored in self._changed():
+            self.buffer.note_newest(stored.offset)
+        for stored in self.parameters:
+            if stored.is_elsewhere(self.memory):
+                stored.collect(self.memory)
+        self._write()
+
+    def _write(self) -> None:
+        self.forgo_writes()  # newer values follow: what becomes of these is no matter
         try:
             for stored in self.parameters:
-                if stored in self._older:
-                    continue
-                for key, at, nbytes in stored._pieces(0, stored.numel):
-                    at += stored.offset
-                    self.writes.append(stored.put(key, self.memory[at : at + nbytes]))
+                if not self.buffer.has_older(stored.offset):
+                    for write in stored.save(self.memory):
+                        self._writes.append(write)
         except BaseException as error:
             if isinstance(error, OSError):
-                self.failure = copy.copy(error)  # without the frames that it comes from
+                self._failure = copy.copy(error)  # without the frames that it comes from
             else:
-                self.failure = RuntimeError(f"weights are half written: {error!r}")
+                self._failure = RuntimeError(f"weights are half written: {error!r}")
             raise
         finally:
-            self.residency.note_writes(self)
+            self._unwritten.add(self)
 
-    def is_written(self):
-        return all(operation.done() for operation in self.writes)
-
-    def forget_written(self):
-        """Lets go of what its writes have used, if they are all done and good."""
-        if self.has_failed() or not self.is_written():
+    def forget_written(self) -> bool:
+        """Lets go of its writes if they are all done and good, and returns whether they are."""
+        if self.has_failed() or not all(write.done() for write in self._writes):
             return False
         self._wait_written()
         return True
 
-    def has_failed(self):
+    def has_failed(self) -> bool:
         """Whether its memory is newer than the drive and could not be written."""
-        return self.failure is not None or any(
-            operation.done() and operation.exception() is not None for operation in self.writes
+        return self._failure is not None or any(
+            write.done() and write.exception() is not None for write in self._writes
         )
 
-    def check_written(self):
+    def check_written(self) -> None:
         """Waits until what its memory holds is on the drive. What has failed is tried once more:
         until it is good the memory stays, since the drive has older values."""
         try:
@@ -227,38 +198,52 @@ class Unit:
             self._write()
             self._wait_written()
 
-    def _check_failure(self):
-        if self.failure is not None:
-            raise copy.copy(self.failure)
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise copy.copy(self._failure)
 
-    def _wait_written(self):
+    def _wait_written(self) -> None:
         self._check_failure()
-        for operation in self.writes:
-            operation.wait()
-        self.writes = []
+        for write in self._writes:
+            write.wait()
+        self._writes = []
 
-    def forgo_writes(self):
+    def forgo_writes(self) -> None:
         """What its memory holds need not reach the drive any more."""
-        for operation in self.writes:
+        for write in self._writes:
             with contextlib.suppress(OSError):
-                operation.wait()
-        self.writes, self.failure = [], None
+                write.wait()
+        self._writes, self._failure = [], None
 
-    def values(self):
-        """Copies of its parameters' values."""
-        if (memory := self.settled_memory()) is not None:
-            self.check_newest()
-            return [stored.of(memory).clone() for stored in self.parameters]
-        self.residency.enter(self)
+
+class Unwritten:
+    """The units whose memory may be newer than the drive, in the order of their last writes."""
+
+    def __init__(self) -> None:
+        self._units: list[Unit] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
+    def add(self, unit: Unit) -> None:
+        """Adds a unit, and lets go of those that the drive has by now."""
+        others = [
+            other for other in self._units if other is not unit and not other.forget_written()
+        ]
+        self._units = [*others, unit]
+
+    def settle(self) -> None:
+        """Waits until the drive has the values of all."""
+        each(Unit.check_written, self._units)
+
+
+def each(function: Callable[[Unit], None], units: Iterable[Unit]) -> None:
+    """Calls it with all of them, whichever fails; raises the first failure at the end."""
+    failure = None
+    for unit in units:
         try:
-            return [stored.of(self.memory).clone() for stored in self.parameters]
-        finally:
-            self.residency.leave(self)
-
-    def end(self, values=None):
-        """Its parameters get these values, or have none any more."""
-        for stored, value in zip(self.parameters, values or ()):
-            stored.show(value)
-        for stored in self.parameters:
-            stored.leave()
-        self.forget()
+            function(unit)
+        except (OSError, RuntimeError) as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
