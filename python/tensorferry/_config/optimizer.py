@@ -131,7 +131,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         self._micro = self._backwards = 0
         self.skipped_steps = own.get("skipped_steps", 0)
         if self.scheduler is not None:
-            self.scheduler._groups = self.param_groups
+            self.scheduler.follow(self.param_groups)
             if "scheduler" in own:
                 self.scheduler.load_state_dict(own["scheduler"])
         if self._loss_scale is not None and "loss_scale" in own:
