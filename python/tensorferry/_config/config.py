@@ -23,7 +23,7 @@ class Config:
         _refuse_numbers(top)
         for key in ("communication_data_type", "seq_parallel_communication_data_type"):
             if world_size > 1:
-                top.refuse(key, None, "torch reduces gradients in the dtype that they have")
+                top.refuse(key, None, "torch reduces gradients in their own dtype")
             top.machinery(key)
         top.machinery(*_MACHINERY)
         top.done()
@@ -56,7 +56,7 @@ class Config:
             self.dtype = "bfloat16"
             self.check_overflow = bf16.boolean("check_grad_overflow", True)
         for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
-            bf16.refuse(key, False, "masters and states are kept in fp32")
+            bf16.refuse(key, False, "tensorferry keeps masters and states in fp32")
         bf16.machinery("immediate_grad_update", "check_grad_overflow")
         bf16.done()
         fp16 = top.section("fp16", {})
@@ -74,7 +74,7 @@ class Config:
                 "least": fp16.number("min_loss_scale", 1, least=0),
             }
         fp16.refuse("auto_cast", False, "cast the inputs of the model to fp16 yourself")
-        fp16.refuse("fp16_master_weights_and_grads", False, "masters are kept in fp32")
+        fp16.refuse("fp16_master_weights_and_grads", False, "tensorferry keeps masters in fp32")
         fp16.machinery(
             "loss_scale",
             "initial_scale_power",
@@ -122,14 +122,14 @@ class Config:
     def _read_zero(self, zero):
         self.offload_optimizer = self._read_offload(zero.section("offload_optimizer", {}), 4)
         self.offload_param = self._read_offload(zero.section("offload_param", {}), 5)
-        zero.refuse("cpu_offload", None, 'say "offload_optimizer": {"device": "cpu"}')
-        zero.refuse("cpu_offload_param", None, 'say "offload_param": {"device": "cpu"}')
+        zero.refuse("cpu_offload", None, 'use "offload_optimizer": {"device": "cpu"}')
+        zero.refuse("cpu_offload_param", None, 'use "offload_param": {"device": "cpu"}')
         for key in (
             "zero_quantized_gradients",
             "zero_quantized_nontrainable_weights",
             "zero_quantized_weights",
         ):
-            zero.refuse(key, False, "weights and gradients are moved as they are")
+            zero.refuse(key, False, "tensorferry moves weights and gradients unchanged")
         zero.machinery(*_ZERO_MACHINERY)
         zero.done()
 
@@ -153,7 +153,7 @@ class Config:
             result["pipeline_write"] = section.boolean("pipeline_write", False)
             result["fast_init"] = section.boolean("fast_init", False)
             section.refuse("ratio", 1.0, "all states go to the same device")
-            section.refuse("super_offload", False, "it is not to be had here")
+            section.refuse("super_offload", False, "not supported here")
             section.machinery("cpuadam_cores_perc")
         section.done()
         if device == "nvme" and not result["nvme_path"]:
@@ -165,13 +165,13 @@ class Config:
 
 def _refuse_numbers(top):
     top.refuse("sparse_gradients", False, "gradients must be dense")
-    top.refuse("prescale_gradients", False, "gradients are averaged by torch")
-    top.refuse("gradient_predivide_factor", 1.0, "gradients are averaged by torch")
-    top.refuse("gradient_allreduce_op", "mean", "gradients are averaged by torch")
-    top.refuse("compression_training", None, "it is not to be had here")
+    top.refuse("prescale_gradients", False, "torch averages the gradients")
+    top.refuse("gradient_predivide_factor", 1.0, "torch averages the gradients")
+    top.refuse("gradient_allreduce_op", "mean", "torch averages the gradients")
+    top.refuse("compression_training", None, "not supported here")
     for name in ("curriculum_learning", "data_efficiency", "elasticity"):
         if (section := top.section(name)) is not None and section.boolean("enabled", False):
-            raise ConfigError(f"{name}.enabled is true: it is not to be had here")
+            raise ConfigError(f"{name}.enabled is true: not supported here")
     for name in ("amp", "torch_autocast"):
         if (section := top.section(name)) is not None and section.boolean("enabled", False):
             raise ConfigError(f"{name}.enabled is true: use torch.autocast in your program")

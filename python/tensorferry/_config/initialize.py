@@ -22,7 +22,7 @@ _KINDS = {kind.__name__.lower(): kind for kind in (*ELEMENTWISE, torch.optim.Ada
 
 def initialize(model, config, *, optimizer=None, model_parameters=None):
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     config = Config(read(config), torch.distributed.get_world_size() if distributed else 1)
     if config.ignored:
@@ -71,26 +71,29 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
 def _check(config, optimizer, settings, params):
     """What a configuration cannot ask for together, and of its schedule what can be known."""
     if optimizer is not None and config.optimizer is not None:
-        raise ConfigError("the configuration has an optimizer and one is given too: choose one")
+        raise ConfigError("both the configuration and the call give an optimizer: choose one")
     if optimizer is not None and config.dtype is not None:
         raise ConfigError(
-            "bf16 and fp16 change the parameters that the given optimizer has: let the "
-            "configuration make the optimizer"
+            "bf16 and fp16 convert the parameters that the given optimizer holds: name the "
+            "optimizer in the configuration instead"
         )
     if optimizer is None and config.optimizer is None:
         if config.scheduler is not None:
-            raise ConfigError("the configuration has a scheduler and no optimizer")
+            raise ConfigError(
+                "the configuration has a scheduler but no optimizer: add the section optimizer, or "
+                "pass optimizer=..."
+            )
         return
     if config.offload_param["device"] == "nvme" and config.offload_optimizer["device"] != "nvme":
         raise ConfigError(
             "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
-            "only such an optimizer can step weights that are on the drive"
+            "only an optimizer with states on NVMe can step weights on NVMe"
         )
     if config.offload_param["device"] == "nvme" and config.world_size > 1:
         raise ConfigError(
-            f"zero_optimization.offload_param.device is nvme with {config.world_size} ranks: to "
-            "train, DistributedDataParallel and FSDP need weights and gradients in memory; keep "
-            "offload_optimizer and leave offload_param out"
+            "training with zero_optimization.offload_param on nvme is not supported with "
+            f"{config.world_size} ranks: DistributedDataParallel and FSDP need weights and "
+            "gradients in memory; keep offload_optimizer and leave offload_param out"
         )
     if config.scheduler is not None:
         groups = params if optimizer is None else optimizer.param_groups
@@ -104,7 +107,7 @@ def _chosen(config):
     kind = _KINDS.get(str(name).lower())
     if kind is None:
         known = ", ".join(sorted(kind.__name__ for kind in _KINDS.values()))
-        raise ConfigError(f"optimizer.type is {name!r}: known are {known}")
+        raise ConfigError(f"optimizer.type is {name!r}: it must be one of {known}")
     settings = {}
     if kind in (torch.optim.Adam, torch.optim.AdamW):
         if not params.boolean("torch_adam", False):
@@ -123,7 +126,7 @@ def _chosen(config):
     try:
         kind([torch.nn.Parameter(torch.zeros(1))], **settings)
     except (TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"optimizer.params will not do for {kind.__name__}: {error}") from error
+        raise ConfigError(f"{kind.__name__} refuses optimizer.params: {error}") from error
     return kind, settings
 
 

@@ -45,8 +45,8 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             return
         if self.scheduler is not None:
             raise ValueError(
-                "the scheduler of the configuration has the groups that were there at the start: "
-                "use one of torch.optim.lr_scheduler to add groups"
+                "cannot add a parameter group: the scheduler of the configuration keeps the groups "
+                "it started with; to add groups, use one of torch.optim.lr_scheduler"
             )
         self.optimizer.add_param_group(param_group)
 
@@ -65,7 +65,10 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
     def step(self, closure=None):
         """Counts a micro-batch; with the last one of a batch it steps."""
         if closure is not None:
-            raise ValueError("step(closure) does not go with accumulated gradients")
+            raise ValueError(
+                "step(closure) is not supported with accumulated gradients: call step() without "
+                "a closure"
+            )
         self._micro += 1
         if self._micro < self._steps:
             return
@@ -81,7 +84,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
                 scale = clip_scale(norm, self._clipping) * scale
         if overflow:
             self.skipped_steps += 1
-            _log.warning("gradients are not finite: the step is left out")
+            _log.warning("gradients are not finite: skipped the step")
         else:
             self._step_scaled(scale)
             if self.scheduler is not None:
@@ -138,7 +141,7 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             self._loss_scale.load_state_dict(own["loss_scale"])
 
     def __getstate__(self):
-        raise TypeError("what initialize() returns cannot be pickled: save its state_dict()")
+        raise TypeError("an optimizer of initialize() cannot be pickled: save its state_dict()")
 
     def stats(self):
         """What went to and from the drive; empty where nothing does."""

@@ -14,8 +14,8 @@ class Schedule:
     def __init__(self, name, params, groups):
         if name not in NAMES:
             raise ConfigError(
-                f"scheduler.type is {name!r}: known are {', '.join(NAMES)}; for any other use "
-                "torch.optim.lr_scheduler with the optimizer that is returned"
+                f"scheduler.type is {name!r}: it must be one of {', '.join(NAMES)}; for any other "
+                "schedule use torch.optim.lr_scheduler with the returned optimizer"
             )
         self._name = name
         self._groups = groups
@@ -40,7 +40,8 @@ class Schedule:
         rates = list(value) if isinstance(value, (list, tuple)) else [value] * len(self._groups)
         if len(rates) != len(self._groups):
             raise ConfigError(
-                f"the scheduler has {len(rates)} rates for {len(self._groups)} parameter groups"
+                f"the scheduler has {len(rates)} rates for {len(self._groups)} parameter groups: "
+                "give one rate, or one for each group"
             )
         return rates
 

@@ -19,7 +19,7 @@ class Section:
 
     def __init__(self, values, name, ignored):
         if not isinstance(values, dict):
-            raise ConfigError(f"{name or 'the configuration'} must be an object, not {values!r}")
+            raise ConfigError(f"{name or 'the configuration'} must be an object, got {values!r}")
         self._values = values
         self._name = name
         self._known = set()
@@ -37,7 +37,7 @@ class Section:
         given = [name for name in names if name in self._values]
         if len(given) > 1:
             first, second = self.path(given[0]), self.path(given[1])
-            raise ConfigError(f"{first} and {second} say the same: keep one")
+            raise ConfigError(f"{first} and {second} are names of the same setting: keep one")
         if not given:
             if default is REQUIRED:
                 raise ConfigError(f"{self.path(names[0])} is missing")
@@ -98,7 +98,9 @@ class Section:
         value = self.anything(name, default)
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if value is not default and (isinstance(each, bool) or not _is_number(each)):
-                raise ConfigError(f"{self.path(name)} is {value!r}: numbers are wanted")
+                raise ConfigError(
+                    f"{self.path(name)} is {value!r}: it must be a number or a list of numbers"
+                )
         return value
 
     def paths(self, name):
@@ -106,7 +108,9 @@ class Section:
         value = self.anything(name)
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if value is not None and not isinstance(each, (str, os.PathLike)):
-                raise ConfigError(f"{self.path(name)} is {value!r}: it must be a path or several")
+                raise ConfigError(
+                    f"{self.path(name)} is {value!r}: it must be a path or a list of paths"
+                )
         return value
 
     def anything(self, names, default=None):
@@ -139,7 +143,7 @@ class Section:
                 continue
             near = difflib.get_close_matches(str(key), self._known, n=1, cutoff=0.5)
             hint = f"; did you mean {self.path(near[0])}?" if near else ""
-            raise ConfigError(f"{self.path(key)} is not known{hint}")
+            raise ConfigError(f"{self.path(key)} is not a known key{hint}")
 
 
 def _is_number(value):
@@ -161,7 +165,7 @@ def _parse(text, name):
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigError(f"{name}: the key {key!r} is there twice")
+                raise ConfigError(f"{name}: the key {key!r} occurs twice")
         return dict(pairs)
 
     try:
@@ -169,5 +173,5 @@ def _parse(text, name):
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} must hold one object")
+        raise ConfigError(f"{name} must hold one JSON object")
     return values

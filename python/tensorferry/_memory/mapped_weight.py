@@ -60,8 +60,8 @@ class MappedWeight(torch.Tensor):
 
 def _fixed(what):
     return RuntimeError(
-        f"{what} would change what state_dict() has returned of a weight on NVMe, and not the "
-        "model: change a clone() and load_state_dict() it, or change weights inside "
+        f"{what} would change what state_dict() returned of a weight on NVMe, not the model: "
+        "change a clone() and load it with load_state_dict(), or change weights inside "
         "`with weights.gather(module, modify=True)`"
     )
 

@@ -50,7 +50,7 @@ class Reading:
             self._put.wait()
         except (OSError, OlderValues) as error:
             raise OlderValues(
-                f"a weight of {tuple(self._size)} could not be written ({error}), and the "
-                "drive has an older one: load a checkpoint, with load_state_dict() of the model "
-                "and of the optimizer"
+                f"a weight of shape {tuple(self._size)} could not be written ({error}) and the "
+                "drive has older values: load a checkpoint with load_state_dict() of the model and "
+                "of the optimizer"
             ) from error

@@ -89,8 +89,9 @@ class StoredParameter:
             self._forget_values()
             self.show(self.absent)
             raise RuntimeError(
-                f"a parameter of {tuple(self.size)} was given values while its own were on NVMe: "
-                "those are lost; change weights inside `with weights.gather(module, modify=True)`"
+                f"a parameter of shape {tuple(self.size)} was assigned values while its weights "
+                "were on NVMe, and the assigned values are lost: change weights inside "
+                "`with weights.gather(module, modify=True)`"
             )
 
     def _is_nothing(self) -> bool:
@@ -103,9 +104,9 @@ class StoredParameter:
         same = param.dtype == self.dtype and param.size() == self.size
         if not same or param.device != self.device:
             raise RuntimeError(
-                f"a parameter whose values are on NVMe as {self.dtype} of {tuple(self.size)} has "
-                f"become {param.dtype} of {tuple(param.size())} on {param.device}: convert a model "
-                "before its weights are offloaded"
+                f"a parameter on NVMe was converted from {self.dtype} of shape {tuple(self.size)} "
+                f"on {self.device} to {param.dtype} of shape {tuple(param.size())} on "
+                f"{param.device}: convert the model before you call offload.parameters()"
             )
 
     def _forget_values(self) -> None:
@@ -186,7 +187,7 @@ class StoredParameter:
         inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
         if sum(last - first for first, last in inside) != end - begin:
             raise RuntimeError(
-                "this optimizer was made before the weights went to NVMe: call "
+                "the optimizer was created before the weights moved to NVMe: call "
                 "offload.parameters() first"
             )
         size = self.dtype.itemsize

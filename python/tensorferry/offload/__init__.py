@@ -49,11 +49,11 @@ def parameters(
     they are now.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(max_cpu_bytes, int):
-        raise TypeError(f"max_cpu_bytes is {max_cpu_bytes!r}: a number of bytes is wanted")
+        raise TypeError(f"max_cpu_bytes must be a number of bytes (an int), got {max_cpu_bytes!r}")
     if max_cpu_bytes < 1:
-        raise ValueError(f"max_cpu_bytes is {max_cpu_bytes}: it must be at least 1")
+        raise ValueError(f"max_cpu_bytes must be at least 1, got {max_cpu_bytes}")
     device = _device_of(model) if device is None else _with_index(torch.device(device))
     most = max_cpu_bytes
     if device.type != "cpu" and max_gpu_bytes is not None:
@@ -65,7 +65,7 @@ def parameters(
 
 def _with_index(device):
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"weights are used on the CPU or on a GPU of CUDA, not on {device}")
+        raise ValueError(f"cannot use weights on {device}: choose the CPU or a CUDA GPU")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -76,5 +76,5 @@ def _device_of(model):
     devices = {param.device for param in model.parameters()} - {torch.device("meta")}
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the weights are on {named}: say with device=... where to use them")
+        raise ValueError(f"the weights are on {named}: pass device=... to choose where to use them")
     return _with_index(devices.pop()) if devices else torch.device("cpu")

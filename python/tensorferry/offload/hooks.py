@@ -26,7 +26,9 @@ class OnDrive:
     A hook of such an object keeps its module from being copied, too."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise TypeError("a model with weights on NVMe cannot be copied")
+        raise TypeError(
+            "a model with weights on NVMe cannot be copied: call close(restore=True) first"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model with weights on NVMe cannot be pickled: save its state_dict()")
@@ -132,7 +134,10 @@ class ModuleHooks(OnDrive):
         *_: object,
     ) -> None:
         if metadata.get("assign_to_params_buffers"):
-            raise ValueError("weights on NVMe are loaded by value: use assign=False")
+            raise ValueError(
+                "load_state_dict(assign=True) is not supported for weights on NVMe: use "
+                "assign=False"
+            )
         at_end = self._calls.begin(self._module, _frame_of_load())
         try:
             self._residency.use(self._units, at_end, replacing=True)

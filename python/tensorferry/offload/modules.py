@@ -93,7 +93,7 @@ def starts(subtree, fresh, initialize):
                 break
         else:
             raise ValueError(
-                f"{type(part).__name__} is on the meta device and has no reset_parameters(): say "
-                "with initialize=... how its weights start"
+                f"{type(part).__name__} is on the meta device and has no reset_parameters(): pass "
+                "initialize=... to give its weights their first values"
             )
     return starts.values()

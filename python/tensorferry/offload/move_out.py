@@ -81,4 +81,4 @@ class MoveOut:
                 unit.end(self._residency.values_of(unit) if restore and unit.moved else None)
             except OSError:
                 unit.end()
-                add_note(error, "some weights could not be read back: load the model anew")
+                add_note(error, "some weights could not be read back: load the model again")

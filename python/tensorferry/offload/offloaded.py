@@ -145,12 +145,18 @@ def offload_model(
 def _check(model: torch.nn.Module) -> None:
     for name, param in model.named_parameters():
         if home_of(param) is not None:
-            raise ValueError(f"{name} is on NVMe already: the weights of a model go there once")
+            raise ValueError(
+                f"{name} is on NVMe already: call close(restore=True) before you offload the model "
+                "again"
+            )
         if param.device.type not in ("cpu", "cuda", "meta"):
             raise ValueError(
-                f"{name} is on {param.device}: only weights on the CPU or on a GPU of CUDA can go "
-                "to NVMe"
+                f"cannot offload {name}, which is on {param.device}: move the model to the CPU or "
+                "to a CUDA GPU first"
             )
         if param.layout != torch.strided:
-            raise ValueError(f"{name} is {param.layout}: only dense weights can go to NVMe")
+            raise ValueError(
+                f"{name} is {param.layout}: only dense weights can go to NVMe; convert it with "
+                "to_dense()"
+            )
         check_dense(param)

@@ -103,8 +103,8 @@ class Residency:
                 return memory
         if self._overflows == 0:
             _log.warning(
-                "weights in use at once need more memory than they were given: %d bytes more are "
-                "taken; raise max_cpu_bytes (on a GPU max_gpu_bytes) or name smaller units",
+                "the weights in use at once exceed their memory limit: took %d bytes more; raise "
+                "max_cpu_bytes (on a GPU: max_gpu_bytes) or name smaller units",
                 unit.nbytes,
             )
         self._overflows += 1

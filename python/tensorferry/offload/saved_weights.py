@@ -72,8 +72,9 @@ class SavedTensorHooks:
     def _restored(self, saved: SavedWeight) -> torch.Tensor:
         if saved.version != saved.stored.version:
             raise RuntimeError(
-                f"a weight of shape {tuple(saved.stored.size)} that this backward pass needs has "
-                "been changed since its forward pass, as by a step of the optimizer"
+                f"this backward pass needs a weight of shape {tuple(saved.stored.size)} that was "
+                "changed since its forward pass, for example by optimizer.step(): call backward() "
+                "before you change weights"
             )
         elements = self.residency.fetch(saved.unit).view(saved.dtype)
         return elements.as_strided(saved.size, saved.stride, saved.offset)

@@ -149,7 +149,7 @@ class Unit:
     def write_back(self) -> None:
         """Starts to write the values that its parameters show."""
         # Until they are all under way: Ctrl-C may come, and the drive has older ones.
-        self._failure = RuntimeError("weights are half written")
+        self._failure = RuntimeError("weights were written only in part: load a checkpoint")
         self._unwritten.add(self)
         for stored in self._changed():
             self.buffer.note_newest(stored.offset)
@@ -169,7 +169,9 @@ class Unit:
             if isinstance(error, OSError):
                 self._failure = copy.copy(error)  # without the frames that it comes from
             else:
-                self._failure = RuntimeError(f"weights are half written: {error!r}")
+                self._failure = RuntimeError(
+                    f"weights were written only in part ({error!r}): load a checkpoint"
+                )
             raise
         finally:
             self._unwritten.add(self)
