@@ -1,4 +1,4 @@
-"""Reads of weights from the drive, which fail where the last write has failed."""
+"""Reads of weights from the drive. A read fails if the last write of the weight has failed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class OlderValues(RuntimeError):
 
 
 class NeverBegun:
-    """Stands for a write that could not even begin."""
+    """Stands for a write that could not begin."""
 
     def __init__(self, error: BaseException) -> None:
-        # Without the frames that it comes from.
+        # Without its frames.
         self._error = copy.copy(error) if isinstance(error, OSError) else OlderValues(repr(error))
 
     def wait(self) -> None:
@@ -25,12 +25,12 @@ class NeverBegun:
 
 
 class Reading:
-    """A read of what the last write has put. Where that has failed, so does this."""
+    """A read of a part of a weight. It fails if the last write of that part has failed."""
 
     def __init__(
         self, size: torch.Size, operation: Operation, put: Operation | NeverBegun | None
     ) -> None:
-        """`size` is that of the weight, `put` its last write."""
+        """`size` is the size of the weight, `put` the last write of the part."""
         self.operation = operation
         self._size = size
         self._put = put
@@ -42,8 +42,8 @@ class Reading:
         self.operation.cancel()
 
     def wait(self) -> None:
-        # What is on its way to the drive comes from the memory it is written from, and no bytes
-        # move: it is right, whatever becomes of the write.
+        # A part that is still being written comes from the memory of the write, and no bytes move:
+        # it is right, even if the write fails.
         if self.operation.wait() == 0 or self._put is None:
             return
         try:

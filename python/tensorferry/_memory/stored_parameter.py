@@ -1,4 +1,4 @@
-"""A parameter whose values are on the drive: where they are, and what the parameter shows."""
+"""A parameter whose values are on the drive."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .mapped_weight import MappedWeight
 from .reading import NeverBegun, Reading
 from .weight_memory import WeightBuffer
 
-# Parameters are cut into tensors of about this many elements on the drive, so that an optimizer can
-# take one after the other.
+# On the drive a parameter is cut into tensors of this many elements, so that an optimizer can step
+# one after the other.
 CHUNK = 512 * CUT
 
 _stored_parameters = WeakTensorKeyDictionary()
@@ -23,11 +23,12 @@ _stored_parameters = WeakTensorKeyDictionary()
 
 def home_of(param: torch.Tensor) -> StoredParameter | None:
     """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
-    return _stored_parameters.get(param)
+    stored: StoredParameter | None = _stored_parameters.get(param)
+    return stored
 
 
 class StoredParameter:
-    """One parameter on the drive, and in the buffer that it shares, when that has memory."""
+    """A parameter on the drive. While its buffer has memory, its values are there, too."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class StoredParameter:
         buffer: WeightBuffer,
         offset: int,
     ) -> None:
-        """`key` names it in the space, `offset` is its first byte in the memory of the buffer."""
+        """The space stores it under `key`; its values begin at byte `offset` of the buffer."""
         check_dense(param)
         self._param = TensorWeakRef(param)  # does not keep the parameter alive
         self.key = key
@@ -50,10 +51,11 @@ class StoredParameter:
         self.stride = param.stride()
         self.numel = param.numel()
         self.nbytes = self.numel * self.dtype.itemsize
-        self._mapped: Callable[[], MappedWeight | None] = lambda: None  # what view() has given out
+        self._mapped: Callable[[], MappedWeight | None] = lambda: None  # what view() has returned
         self._puts: dict[str, Operation | NeverBegun] = {}  # key -> the last write of that tensor
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
-        # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
+        # The parameter has these values while its own are not in memory: they show its shape, and
+        # nobody can take them for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
         self._nothing = torch.zeros((), dtype=self.dtype, device=self.device)
         self._forget_values()
@@ -65,22 +67,24 @@ class StoredParameter:
     @property
     def param(self) -> torch.nn.Parameter | None:
         """The parameter; None when nobody has it any more."""
-        return self._param()
+        param: torch.nn.Parameter | None = self._param()
+        return param
 
     @property
     def version(self) -> int | None:
-        """How often autograd has seen the parameter change; None where it does not look."""
+        """How often autograd has seen the parameter change; None if autograd does not count."""
         param = self.param
         return None if param is None or param.is_inference() else param._version
 
     def note_change(self) -> None:
-        """Says to autograd that the parameter has changed."""
-        if self.version is not None:
-            torch.autograd.graph.increment_version(self.param)
+        """Tells autograd that the parameter has changed."""
+        param = self.param
+        if param is not None and not param.is_inference():
+            torch.autograd.graph.increment_version(param)
 
     def check_unchanged(self) -> None:
-        """The parameter takes its values as they are on the drive, and nobody has given it others
-        meanwhile."""
+        """Raises RuntimeError if the parameter cannot take its values from the drive, or if it was
+        given others meanwhile."""
         param = self.param
         if param is None:
             return
@@ -95,7 +99,7 @@ class StoredParameter:
             )
 
     def _is_nothing(self) -> bool:
-        if self.device.type != "cpu":  # to look would be to wait for the GPU
+        if self.device.type != "cpu":  # a look would wait for the GPU
             return True
         value = self._nothing.item()
         return value != value if self._has_nan else value == 0
@@ -118,72 +122,77 @@ class StoredParameter:
             param.data = values
 
     def end(self) -> None:
-        """Its values are not on the drive any more."""
+        """Forgets the parameter: its values are not on the drive any more."""
         if (param := self.param) is not None:
             _stored_parameters.pop(param, None)
 
     # --- in the memory of its buffer ---
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Its values in the memory of the buffer."""
+        """Returns its values in the memory of the buffer."""
         elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
         return elements.as_strided(self.size, self.stride)
 
     def is_elsewhere(self, memory: torch.Tensor) -> bool:
-        """Whether the parameter was shown here, and has been given other memory since."""
+        """Returns whether the parameter, which was shown here, has got other memory since."""
         param = self.param
         return param is not None and param.data_ptr() != memory.data_ptr() + self.offset
 
     @torch.no_grad()
     def collect(self, memory: torch.Tensor) -> None:
-        """Takes the values from where the parameter has them now."""
-        self._check_kind(self.param)
-        self.of(memory).copy_(self.param)
+        """Copies the values that the parameter has elsewhere to the memory of the buffer."""
+        if (param := self.param) is not None:
+            self._check_kind(param)
+            self.of(memory).copy_(param)
 
     def load(self, memory: torch.Tensor) -> Iterator[Reading]:
-        """Starts to read it into the memory of the buffer, one tensor after the other."""
+        """Starts to read its values into the memory of the buffer, a read for each cut."""
         for key, at, nbytes in self._pieces(0, self.numel):
             at += self.offset
             yield self._get(key, memory[at : at + nbytes])
 
     def save(self, memory: torch.Tensor) -> Iterator[Operation]:
-        """Starts to write it from the memory of the buffer, one tensor after the other."""
+        """Starts to write its values from the memory of the buffer, a write for each cut."""
         for key, at, nbytes in self._pieces(0, self.numel):
             at += self.offset
             yield self._put(key, memory[at : at + nbytes])
 
     # --- for optimizers ---
 
-    def read(self, room: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Reading]:
-        """Starts to read elements, whole cuts, into room of whole pages. Returns operations."""
+    def read(self, target: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Reading]:
+        """Starts to read the elements `begin` to `end`, whole cuts, into bytes of whole pages.
+        Returns the reads; none if they were in memory and have been copied."""
         end = self.numel if end is None else end
         pieces = list(self._pieces(begin, end))
         if (memory := self.buffer.settled()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]
             self.buffer.check_newest(self.offset)
-            room[: here.numel()].copy_(here)
+            target[: here.numel()].copy_(here)
             return []
-        return [self._get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+        return [self._get(key, target[at : at + nbytes]) for key, at, nbytes in pieces]
 
-    def write(self, room: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Operation]:
-        """Starts to write them. Returns operations."""
+    def write(
+        self, source: torch.Tensor, begin: int = 0, end: int | None = None
+    ) -> list[Operation]:
+        """Starts to write the elements `begin` to `end`, whole cuts, from bytes of whole pages, and
+        changes them in memory, too. Returns the writes."""
         end = self.numel if end is None else end
         pieces = list(self._pieces(begin, end))
         self.note_change()
         if (memory := self.buffer.settled()) is not None:
             size = self.dtype.itemsize
             here = memory[self.offset + begin * size : self.offset + end * size]
-            if here.data_ptr() != room.data_ptr():
-                here.copy_(room[: here.numel()])
+            if here.data_ptr() != source.data_ptr():
+                here.copy_(source[: here.numel()])
         else:
             self.buffer.forget()
-        return [self._put(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+        return [self._put(key, source[at : at + nbytes]) for key, at, nbytes in pieces]
 
     # --- on the drive ---
 
     def _pieces(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """(key, first byte, bytes) of the tensors on the drive that hold these elements."""
+        """Yields (key, first byte, bytes) of the tensors on the drive that hold these elements."""
         inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
         if sum(last - first for first, last in inside) != end - begin:
             raise RuntimeError(
@@ -208,14 +217,14 @@ class StoredParameter:
         return operation
 
     def view(self) -> MappedWeight:
-        """The values as they are on the drive, mapped: the same tensor for all that share them."""
+        """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
         if (mapped := self._mapped()) is None:
             mapped = MappedWeight(self._view())
             self._mapped = weakref.ref(mapped)
         return mapped
 
     def _view(self) -> torch.Tensor:
-        for operation in self._puts.values():  # one that an optimizer has begun may have failed
+        for operation in self._puts.values():  # raises the failure of an optimizer's write
             operation.wait()
         pieces = self._pieces(0, self.numel)
         parts = [(key, 0, min(nbytes, self.nbytes - at)) for key, at, nbytes in pieces]

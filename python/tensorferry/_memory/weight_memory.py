@@ -1,4 +1,4 @@
-"""Memory for weights that come from the drive, and the reads that fill it."""
+"""Memory for weights, and the reads from the drive that fill it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WeightMemory:
         self._gpu_pool = gpu_pool
 
     def take(self, nbytes: int) -> torch.Tensor | None:
-        """Returns None if so much is not free."""
+        """Takes memory. Returns None if so much is not free."""
         if self._gpu_pool is not None:
             try:
                 return self._gpu_pool.take(nbytes)
@@ -36,9 +36,11 @@ class WeightMemory:
             return torch.frombuffer(buffer, dtype=torch.uint8)
 
     def take_over_limit(self, nbytes: int) -> torch.Tensor:
-        """Takes more memory than was agreed."""
+        """Takes memory, however much is taken already."""
         if self._gpu_pool is not None:
-            return self._gpu_pool.take(nbytes, beyond=True)
+            memory = self._gpu_pool.take(nbytes, beyond=True)
+            assert memory is not None
+            return memory
         with torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -58,23 +60,30 @@ class WeightMemory:
 
 
 class WeightBuffer:
-    """The memory of weights that come and go together, while they have any, and the reads that
-    fill it. Each weight has its offset there."""
+    """The memory that some weights share, while they have any, and the reads that fill it. Each
+    weight has an offset there."""
 
     def __init__(self, source: WeightMemory) -> None:
         self.device = source.device
         self.memory: torch.Tensor | None = None  # also while reads fill it
-        self.over_limit = False  # is that memory more than was agreed?
+        self.over_limit = False  # whether that memory exceeds the limit
         self.reads: list[tuple[int, Reading]] = []  # (offset of the weight, a read of it)
         self._source = source
         self._older: dict[int, OlderValues] = {}  # offset of a weight with older values -> why
 
+    @property
+    def held(self) -> torch.Tensor:
+        """The memory, for callers who know that there is some."""
+        assert self.memory is not None
+        return self.memory
+
     def hold(self, memory: torch.Tensor) -> None:
+        """Takes this memory for the weights."""
         self.memory = memory
         self._source.buffers[memory.untyped_storage().data_ptr()] = self
 
     def forget(self) -> None:
-        """Lets go of the memory, which is free when nobody else holds it."""
+        """Lets go of the memory. It is free when nobody else holds it."""
         if self.memory is None:
             return
         self._source.buffers.pop(self.memory.untyped_storage().data_ptr(), None)
@@ -92,6 +101,7 @@ class WeightBuffer:
         return self.memory
 
     def is_settled(self) -> bool:
+        """Returns whether all reads have ended."""
         return all(read.done() for _, read in self.reads)
 
     def wait(self) -> None:
@@ -115,6 +125,7 @@ class WeightBuffer:
                 raise OlderValues(str(error)) from error.__cause__
 
     def has_older(self, offset: int) -> bool:
+        """Returns whether the weight at `offset` has older values than were last computed."""
         return offset in self._older
 
     def note_newest(self, offset: int) -> None:
@@ -122,9 +133,9 @@ class WeightBuffer:
         self._older.pop(offset, None)
 
     def reading(self) -> contextlib.AbstractContextManager[object]:
+        """Inside, reads into the memory begin at once."""
         return self._source.reading()
 
     def note_use(self) -> None:
         """Says that the current stream computes on the memory."""
-        assert self.memory is not None
-        self._source.note_use(self.memory)
+        self._source.note_use(self.held)

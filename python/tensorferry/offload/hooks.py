@@ -1,4 +1,4 @@
-"""Hooks on modules: weights are in memory while a module is called, loaded or saved."""
+"""Hooks on modules: they hold weights in memory while a module is called or loaded."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ class Call(NamedTuple):
 
 
 class Calls(threading.local):
-    """The calls of modules that a thread is in, innermost last."""
+    """The calls of modules that the current thread is in, innermost last."""
 
     def __init__(self) -> None:
         self._stack: list[Call] = []
 
     def begin(self, module: torch.nn.Module, frame: FrameType) -> contextlib.ExitStack:
-        """Notes a call that lasts as long as `frame`. Returns the stack of what its end undoes."""
+        """Notes a call that lasts as long as `frame`. Returns the stack that its end closes."""
         self.end_interrupted()
         at_end = contextlib.ExitStack()
         self._stack.append(Call(module, at_end, frame))
         return at_end
 
     def end(self, module: torch.nn.Module) -> None:
-        """Ends the innermost call, unless it is not one of `module`: then another hook has failed
-        before ours began the call."""
+        """Ends the innermost call if it is one of `module`. If not, a hook before ours has failed
+        and ours has begun no call."""
         if self._stack and self._stack[-1].module is module:
             self._stack.pop().at_end.close()
 
     def end_interrupted(self) -> None:
-        """Ends the calls that Ctrl-C has interrupted: after an exception torch calls our hook, but
+        """Ends the calls that Ctrl-C has interrupted: torch calls our hook after an exception, but
         not after Ctrl-C."""
         while self._stack:
             running: FrameType | None = sys._getframe()
@@ -74,7 +74,7 @@ class Calls(threading.local):
 
 
 class ModuleHooks(OnDrive):
-    """The hooks on one module. They bring in its units before it needs them, and release them."""
+    """The hooks on one module. They hold its units in memory while the module needs them."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ModuleHooks(OnDrive):
             handle.remove()
 
     def before_forward(self, *_: object) -> None:
-        # Hooks of users come before ours and may look at the weights.
+        # Ours is the last to run: hooks of users may look at the weights.
         self._module._forward_hooks.move_to_end(self._after_forward.id)
         at_end = self._calls.begin(self._module, sys._getframe(1))
         if self._begins_pass:
@@ -116,11 +116,11 @@ class ModuleHooks(OnDrive):
         if torch.is_grad_enabled():
             save_weights(self._residency, at_end)
         elif torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled():
-            # It would keep what it has made of all the weights until autocast ends.
+            # Else the cache would keep converted copies of all weights until autocast ends.
             torch.set_autocast_cache_enabled(False)
             at_end.callback(torch.set_autocast_cache_enabled, True)
 
-    def after_forward(self, _module: torch.nn.Module, _inputs: object, output: object) -> object:
+    def after_forward(self, _module: torch.nn.Module, _inputs: object, output: Any) -> Any:
         output = _without_parameters(output)
         self._calls.end(self._module)
         return output
@@ -146,7 +146,7 @@ class ModuleHooks(OnDrive):
             raise
 
     def after_load(self, *_: object) -> None:
-        if torch.is_inference_mode_enabled():  # where autograd sees no change
+        if torch.is_inference_mode_enabled():  # autograd counts no changes there
             self._residency.note_changes(self._units)
         self._calls.end(self._module)
 
@@ -165,8 +165,7 @@ class ModuleHooks(OnDrive):
 
 
 def _frame_of_load() -> FrameType:
-    """The frame that has called torch's _load_from_state_dict(): the children are loaded there
-    too."""
+    """Returns the frame that called torch's _load_from_state_dict(): it loads the children, too."""
     name = "_load_from_state_dict"
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_name != name:
@@ -176,8 +175,8 @@ def _frame_of_load() -> FrameType:
     return frame
 
 
-def _without_parameters(output: object) -> object:
-    """What a module returns, with views in place of weights, whose values go when it ends."""
+def _without_parameters(output: Any) -> Any:
+    """Returns the output of a module with views for weights: those lose their values at its end."""
     if isinstance(output, torch.nn.Parameter) and home_of(output) is not None:
         return output.view_as(output)
     if type(output) in (tuple, list) and any(type(o) is torch.nn.Parameter for o in output):
@@ -191,7 +190,7 @@ _refusing: list[RemovableHandle] = []
 
 
 def refuse_other_optimizers() -> None:
-    """From now on: an optimizer of torch would write where there is no weight."""
+    """Makes other optimizers raise from now on: they would step weights that are not in memory."""
     if not _refusing:
         _refusing.append(register_optimizer_step_pre_hook(_check_optimizer))
 

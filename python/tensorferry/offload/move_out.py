@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-import torch
+from torch.nn import Module, Parameter
 
 from .._core import SwapSpace
 from .._notes import add_note
@@ -13,13 +13,9 @@ from .modules import materialise, starts, units_of
 from .residency import Residency
 from .unit import Unit
 
-Module = torch.nn.Module
-Parameter = torch.nn.Parameter
-
 
 class MoveOut:
-    """Moves the weights that modules own to the drive. If that fails, brings back those that have
-    gone."""
+    """Moves the weights that modules own to the drive, and back if that fails."""
 
     def __init__(
         self,
@@ -38,8 +34,8 @@ class MoveOut:
     ) -> dict[Module, list[Unit]]:
         """Makes the units and returns which ones each module needs.
 
-        `modules` are pairs: a module, and the modules whose weights come with it. `owners` says
-        which weights belong to which module."""
+        `modules` are pairs: a module, and the modules whose weights come with it. `owners` are the
+        weights that each module owns."""
         needs: dict[Module, list[Unit]] = {}
         for number, (module, subtree) in enumerate(modules):
             self._move(f"{number}", subtree, owners[module])
@@ -65,18 +61,18 @@ class MoveOut:
             unit.move_out()
 
     def _start(self, subtree: list[Module], fresh: list[Module]) -> None:
-        """Gives fresh modules the values they start with."""
+        """Gives fresh modules their first values."""
         with contextlib.ExitStack() as at_end:
-            # Also those that were made before and are shared.
+            # They may share weights with modules that were moved before.
             self._residency.use(units_of(fresh, self._units), at_end)
             for start in starts(subtree, fresh, self._initialize):
                 start()
 
     def undo(self, error: BaseException, restore: bool) -> None:
-        """After an error: the weights that have gone come back, if they are to be restored."""
-        # First what is in memory: it may be nowhere else, and must not give way to the others.
+        """Ends all units after an error. With `restore` their weights come back into memory."""
+        # First those in memory: their values may be nowhere else, and must not be evicted.
         for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
-            unit.forgo_writes()  # that may be what has failed
+            unit.forgo_writes()  # a write may be what has failed
             try:
                 unit.end(self._residency.values_of(unit) if restore and unit.moved else None)
             except OSError:

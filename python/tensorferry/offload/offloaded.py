@@ -1,4 +1,4 @@
-"""A model whose weights are on the drive, and what users may ask of it."""
+"""A model whose weights are on the drive: what users call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from .residency import Residency
 from .saved_weights import save_weights
 from .unit import Unit
 
-# Their forward reads the weights of their children without calling them.
+# Their forward uses the weights of their children without calling them.
 _ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 
 
 class OffloadedParameters(OnDrive):
-    """What offload.parameters() has made of a model. Lives as long as that or until close()."""
+    """The weights of a model on NVMe, as offload.parameters() returns them. Lives as long as the
+    model, or until close()."""
 
     __module__ = "tensorferry.offload"  # where users find it
 
@@ -42,7 +43,7 @@ class OffloadedParameters(OnDrive):
         self._model = model
         self._space = space
         self._residency = residency
-        self._needs = {model: []} | needs
+        self._needs: dict[torch.nn.Module, list[Unit]] = {model: [], **needs}
         self._calls = Calls()
         self._hooks = [
             ModuleHooks(module, units, residency, self._calls, begins_pass=module is model)
@@ -53,10 +54,11 @@ class OffloadedParameters(OnDrive):
     def gather(
         self, module: torch.nn.Module | None = None, *, modify: bool = False
     ) -> Iterator[torch.nn.Module]:
-        """Inside, all weights of a module (of the model, if none is named) are in memory, whatever
-        that takes. What is changed in place goes to the drive at the end; with modify=True all
-        does, also what was changed through .data or numpy or in torch.inference_mode(), which
-        autograd does not notice."""
+        """Holds all weights of a module (default: of the model) in memory, however much that takes.
+
+        At the end weights that were changed in place go to the drive. With modify=True all of them
+        do: also those changed through .data or numpy or in torch.inference_mode(), which autograd
+        does not notice."""
         self._calls.end_interrupted()
         module = self._model if module is None else module
         inside = set(module.modules())
@@ -70,12 +72,12 @@ class OffloadedParameters(OnDrive):
                 self._residency.write_all(units)
 
     def stats(self) -> dict[str, Any]:
-        """SwapSpace.stats(), and what of the weights is in memory."""
+        """Returns SwapSpace.stats(), and how much of the weights is in memory."""
         return self._space.stats() | self._residency.stats()
 
     def close(self, restore: bool = False) -> None:
-        """Ends it and removes the files. With restore=True the weights come back into memory; if
-        they cannot be read, all stays as it is. Without, the model has none any more."""
+        """Removes the hooks and the files. With restore=True the weights come back into memory; if
+        they cannot be read, nothing changes. Without it the model has no weights any more."""
         if self._space.closed:
             return
         self._calls.end_interrupted()
@@ -83,7 +85,7 @@ class OffloadedParameters(OnDrive):
         try:
             self._residency.settle()
         except (OSError, RuntimeError) as error:
-            failure = None if restore else error  # it is in memory still
+            failure = None if restore else error  # memory still has the values
         values = self._residency.values() if restore else {}
         for hooks in self._hooks:
             hooks.remove()
@@ -130,7 +132,7 @@ def offload_model(
     try:
         needs = move.run(modules, owned)
     except BaseException as error:
-        move.undo(error, restore=not on_meta)  # what never was in memory may not fit
+        move.undo(error, restore=not on_meta)  # a model on the meta device may not fit
         with contextlib.suppress(OSError):
             space.close()
         raise
@@ -143,6 +145,7 @@ def offload_model(
 
 
 def _check(model: torch.nn.Module) -> None:
+    """Raises ValueError if a weight of the model cannot be offloaded."""
     for name, param in model.named_parameters():
         if home_of(param) is not None:
             raise ValueError(

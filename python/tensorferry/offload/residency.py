@@ -1,4 +1,4 @@
-"""Which weights are in memory: those in use, those that come next, others while there is room."""
+"""Which weights are in memory: those in use, those needed next, and others as far as they fit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _log = logging.getLogger("tensorferry")
 
 
 class Residency:
-    """Decides which units are in memory. What is not in use gives way to what is needed sooner, by
-    the order of the last pass."""
+    """Decides which units are in memory. A unit that nobody uses gives way to one that is needed
+    sooner, by the order of the last pass."""
 
     def __init__(self, memory: WeightMemory) -> None:
         self.units: list[Unit] = []
@@ -37,19 +37,21 @@ class Residency:
         self._overflows = 0
 
     def new_unit(self) -> Unit:
+        """Makes a unit without weights."""
         unit = Unit(WeightBuffer(self._memory), self._unwritten)
         self.units.append(unit)
         self._owners[unit.buffer] = unit
         return unit
 
     def begin_pass(self) -> None:
+        """Says that the whole model is called."""
         with self._lock:
             self._order.begin_pass()
 
     # --- memory ---
 
     def _take(self, unit: Unit) -> torch.Tensor:
-        """Memory for a unit."""
+        """Returns memory for a unit, over the limit if need be."""
         while True:
             if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
@@ -57,12 +59,12 @@ class Residency:
                 return self._take_more(unit)
 
     def _take_ahead(self, unit: Unit, ahead: int) -> torch.Tensor | None:
-        """Memory for a unit that is needed so many uses ahead. Only those that are needed later
-        give way to it. Returns None if that is not enough."""
+        """Returns memory for a unit that is needed so many uses ahead, or None if all memory is
+        taken by units that are needed sooner."""
         while True:
             if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
-            # What is on its way is not free at once.
+            # Memory with reads or writes under way is not free at once.
             settled = [u for u in self._idle() if u.buffer.is_settled() and u.forget_written()]
             if not self._evict_one(settled, later_than=ahead):
                 return None
@@ -71,14 +73,14 @@ class Residency:
         return [unit for unit in self.units if unit.memory is not None and unit.users == 0]
 
     def _evict_one(self, units: list[Unit], later_than: int = -1) -> bool:
-        """Evicts the unit that is needed last, if that is later than so many uses ahead. Returns
+        """Evicts the one that is needed last, if that is later than so many uses ahead. Returns
         False if there is none."""
         victim = max(units, key=self._expendability, default=None)
         if victim is None or self._order.next_use(victim) <= later_than:
             return False
         try:
             self._evict(victim)
-        except (OSError, RuntimeError):  # what cannot be written stays: others may go
+        except (OSError, RuntimeError):  # it could not be written and stays: another may go
             if all(unit.has_failed() for unit in units):
                 raise
         return True
@@ -90,14 +92,14 @@ class Residency:
         unit.check_written()
         reads = unit.buffer.reads
         unit.buffer.forget()
-        for _, read in reads:  # until then the memory is not free
-            with contextlib.suppress(OSError, OlderValues):  # nobody needs it any more
+        for _, read in reads:  # they hold the memory until they end
+            with contextlib.suppress(OSError, OlderValues):  # nobody needs the values
                 read.wait()
 
     def _take_more(self, unit: Unit) -> torch.Tensor:
-        """All that is left is in use, or held by autograd or by writes under way."""
+        """Returns memory when all of it is in use, or held by autograd or by writes under way."""
         if self._unwritten:
-            with contextlib.suppress(OSError, RuntimeError):  # it is said where it is used
+            with contextlib.suppress(OSError, RuntimeError):  # the next use of the unit raises it
                 self.settle()
             if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
@@ -112,6 +114,7 @@ class Residency:
         return self._memory.take_over_limit(unit.nbytes)
 
     def _bring(self, unit: Unit) -> None:
+        """Brings a unit in, and starts to read the next ones."""
         self._order.record(unit, len(self.units))
         if unit.memory is None:
             self._misses += 1
@@ -123,8 +126,8 @@ class Residency:
             unit.buffer.wait()
 
     def _bring_ahead(self) -> None:
-        """Starts to bring what the last pass needed next. Only so far that the drive has always
-        something to do: the rest of the memory is for what stays from pass to pass."""
+        """Starts to read the units that the last pass needed next: only as many as keep the drive
+        busy, since the rest of the memory is for units that stay from pass to pass."""
         window = self._window_bytes
         for ahead, unit in enumerate(self._order.ahead()):
             window -= unit.nbytes
@@ -141,14 +144,14 @@ class Residency:
     def use(
         self, units: Iterable[Unit], at_end: contextlib.ExitStack, replacing: bool = False
     ) -> None:
-        """Brings units in, to be left when the stack `at_end` closes. `replacing`: all of them are
-        about to get other values."""
+        """Brings units in and shows their weights until the stack `at_end` closes. `replacing`: the
+        caller is about to replace all their values."""
         for unit in units:
             self._enter(unit, replacing)
             at_end.callback(self._leave, unit)
 
     def adopt(self, unit: Unit, empty: Collection[torch.nn.Parameter]) -> None:
-        """Gives a new unit memory, with the values of its parameters but for those of `empty`."""
+        """Gives a new unit memory and the values of its parameters; those in `empty` have none."""
         unit.adopt(self._take(unit), empty)
 
     def _enter(self, unit: Unit, replacing: bool = False) -> None:
@@ -158,7 +161,7 @@ class Residency:
                 return
             try:
                 self._bring(unit)
-                # In inference mode nobody knows what of it is replaced.
+                # In inference mode autograd does not tell which values are replaced.
                 if not replacing or torch.is_inference_mode_enabled():
                     unit.buffer.check_newest()
                 unit.show()
@@ -174,13 +177,13 @@ class Residency:
                 self._give_up(unit)
 
     def _give_up(self, unit: Unit) -> None:
-        """Memory over the limit is for those alone who use it now."""
+        """Lets go of memory over the limit as soon as nobody uses it."""
         if unit.users == 0 and unit.buffer.over_limit:
             unit.check_written()
             unit.buffer.forget()
 
     def find(self, tensor: torch.Tensor) -> tuple[Unit, StoredParameter] | None:
-        """Returns which weight a tensor is, or is a view of; None for other tensors."""
+        """Returns the weight that a tensor is, or is a view of; None for other tensors."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if tensor.device != self.device or tensor.layout != torch.strided:
@@ -192,20 +195,20 @@ class Residency:
         return unit, unit.parameter_at(tensor.storage_offset() * tensor.dtype.itemsize)
 
     def fetch(self, unit: Unit) -> torch.Tensor:
-        """Returns the memory of a unit, brought in."""
+        """Brings a unit in and returns its memory."""
         with self._lock:
-            unit.users += 1  # it must not give way to what comes after it
+            unit.users += 1  # so that reading ahead does not evict it
             try:
                 self._bring(unit)
                 unit.buffer.check_newest()
                 unit.buffer.note_use()
-                return unit.memory
+                return unit.buffer.held
             finally:
                 unit.users -= 1
                 self._give_up(unit)
 
     def values_of(self, unit: Unit) -> list[torch.Tensor]:
-        """Copies of the weights of a unit."""
+        """Returns copies of the weights of a unit."""
         if unit.buffer.settled() is not None:
             unit.buffer.check_newest()
             return unit.copies()
@@ -214,10 +217,10 @@ class Residency:
             return unit.copies()
 
     def values(self) -> dict[Unit, list[torch.Tensor]]:
-        """Copies of the weights of each unit. No unit needs to be written after it."""
+        """Returns copies of all weights. After it no unit needs to be written."""
         only_here = [unit for unit in self.units if unit.has_failed()]
         for unit in only_here:
-            unit.users += 1  # it must not give way to the others
+            unit.users += 1  # so that the others do not evict it
         try:
             values = {unit: self.values_of(unit) for unit in self.units}
         finally:
@@ -230,7 +233,7 @@ class Residency:
     # --- writes ---
 
     def write_changed(self, units: Iterable[Unit]) -> None:
-        """Starts to write those of them that are shown and that somebody has changed."""
+        """Starts to write those of these units that somebody has changed since they were shown."""
         with self._lock:
             for unit in units:
                 if unit.shown and unit.is_changed():
@@ -238,24 +241,24 @@ class Residency:
                     unit.note_versions()
 
     def write_all(self, units: Collection[Unit]) -> None:
-        """Starts to write what they show, whether autograd has seen a change or not."""
+        """Starts to write the weights that these units show, also changes that autograd missed."""
 
         def write(unit: Unit) -> None:
             unit.note_versions()
             unit.write_back()
 
-        self.note_changes(units)  # where Ctrl-C keeps one from being written now, leaving does it
+        self.note_changes(units)  # after Ctrl-C, _leave() writes the units that are missing
         with self._lock:
             each(write, units)
 
     def note_changes(self, units: Iterable[Unit]) -> None:
-        """What they show has changed: who leaves them writes it."""
+        """Says that the weights of these units have changed: _leave() writes them."""
         with self._lock:
             for unit in units:
                 unit.note_change()
 
     def settle(self) -> None:
-        """Waits until the drive has all values."""
+        """Waits until all values are on the drive."""
         with self._lock:
             self._unwritten.settle()
 

@@ -18,7 +18,7 @@ from .unit import Unit
 class SavedWeight:
     """Stands for a weight, or a view of one, that the backward pass needs."""
 
-    unit: Unit  # that brings it
+    unit: Unit  # to bring in
     stored: StoredParameter
     version: int | None  # of the weight
     dtype: torch.dtype
@@ -33,14 +33,14 @@ def save_weights(residency: Residency, at_end: contextlib.ExitStack) -> None:
     if others is not None:
         owner = getattr(others[0], "__self__", None)
         if isinstance(owner, SavedTensorHooks) and owner.residency is residency:
-            return  # they are in force
+            return  # autograd calls ours already
     hooks = SavedTensorHooks(residency, others)
     at_end.enter_context(torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack))
 
 
 class SavedTensorHooks:
-    """Hooks of autograd: weights are saved as SavedWeights. What else is saved goes to the hooks
-    that were there before, as those of activation checkpointing."""
+    """Hooks of autograd. They save weights as SavedWeights and pass other tensors to the hooks that
+    were set before, such as those of activation checkpointing."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The weights of one module, which come and go together."""
+"""The weights of one module, which are read, shown and written together."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from .._memory.weight_memory import WeightBuffer
 
 
 class Unit:
-    """The weights of a module: they come and go together, in one buffer."""
+    """The weights of a module. They lie in one buffer and are read, shown and written together."""
 
     def __init__(self, buffer: WeightBuffer, unwritten: Unwritten) -> None:
-        """The unit notes itself in `unwritten` when its memory becomes newer than the drive."""
+        """The unit adds itself to `unwritten` when its memory becomes newer than the drive."""
         self.buffer = buffer
         self.parameters: list[StoredParameter] = []
         self.nbytes = 0
-        self.users = 0
-        self.shown = False  # do its parameters have its memory?
-        self.moved = False  # have they ever had it?
+        self.users = 0  # who need it in memory
+        self.shown = False  # whether its parameters have its memory
+        self.moved = False  # whether they have ever had it
         self._versions: list[int | None] = []  # of its parameters when they were shown
-        self._is_changed = False  # is all of it known to have changed since?
-        self._writes: list[Operation] = []  # of its memory, until they are known to be good
-        self._failure: Exception | None = None  # of a write that could not even begin
+        self._is_changed = False  # whether all of it is known to have changed since
+        self._writes: list[Operation] = []  # from its memory, until they have succeeded
+        self._failure: Exception | None = None  # of a write that could not begin
         self._unwritten = unwritten
 
     def add(self, param: torch.nn.Parameter, key: str, space: SwapSpace) -> None:
+        """Adds a parameter, which the space stores under `key`."""
         stored = StoredParameter(param, key, space, self.buffer, self.nbytes)
         self.nbytes += page_up(stored.nbytes)
         self.parameters.append(stored)
 
     def parameter_at(self, offset: int) -> StoredParameter:
-        """The parameter that has this byte of its memory."""
+        """Returns the parameter at this byte of its memory."""
         return next(stored for stored in reversed(self.parameters) if stored.offset <= offset)
 
     @property
     def memory(self) -> torch.Tensor | None:
+        """Its memory, also while reads fill it; None if it has none."""
         return self.buffer.memory
 
     # --- reading ---
 
     def begin(self, memory: torch.Tensor) -> None:
-        """Starts to read it into memory."""
+        """Starts to read its weights into `memory`."""
         self._check_failure()
         self.buffer.hold(memory)
         try:
@@ -62,13 +64,14 @@ class Unit:
     # --- what its parameters show ---
 
     def show(self) -> None:
-        self.check_written()  # what is being written must not change
+        """Gives its parameters their values in its memory."""
+        self.check_written()  # memory must not change while it is written
         for stored in self.parameters:
             stored.check_unchanged()
         self.buffer.note_use()
         try:
             for stored in self.parameters:
-                stored.show(stored.of(self.memory))
+                stored.show(stored.of(self.buffer.held))
         except BaseException:
             self._take_away()
             raise
@@ -76,6 +79,7 @@ class Unit:
         self.shown = True
 
     def hide(self) -> None:
+        """Starts to write what was changed, and takes the values away from its parameters."""
         try:
             if self.is_changed():
                 self.write_back()
@@ -88,16 +92,16 @@ class Unit:
             stored.show(stored.absent)
 
     def adopt(self, memory: torch.Tensor, empty: Collection[torch.nn.Parameter]) -> None:
-        """The first time: takes the values of its parameters into memory and shows them there.
-        Those of `empty` have no values yet."""
+        """The first time: copies the values of its parameters to `memory` and shows them there. The
+        parameters in `empty` have no values yet."""
         self.buffer.hold(memory)
         self.users = 1
         with torch.no_grad():
             for stored in self.parameters:
-                if stored.param not in empty:
+                if stored.param is not None and stored.param not in empty:
                     stored.of(memory).copy_(stored.param)
-            for stored in self.parameters:  # not before all are there
-                stored.param.data = stored.of(memory)
+            for stored in self.parameters:  # only when all are copied
+                stored.show(stored.of(memory))
         self.moved = True
 
     def move_out(self) -> None:
@@ -109,11 +113,11 @@ class Unit:
             self._take_away()
 
     def copies(self) -> list[torch.Tensor]:
-        """Copies of the values that its memory has."""
-        return [stored.of(self.memory).clone() for stored in self.parameters]
+        """Returns copies of the values in its memory."""
+        return [stored.of(self.buffer.held).clone() for stored in self.parameters]
 
     def end(self, values: Sequence[torch.Tensor] | None = None) -> None:
-        """Its parameters get these values, or have none any more."""
+        """Gives its parameters these values, or none, and forgets them."""
         for stored, value in zip(self.parameters, values or ()):
             stored.show(value)
         for stored in self.parameters:
@@ -123,12 +127,12 @@ class Unit:
     # --- changes ---
 
     def note_versions(self) -> None:
-        """What is in the parameters now need not be written."""
+        """Says that the present values of its parameters need not be written."""
         self._versions = [stored.version for stored in self.parameters]
         self._is_changed = False
 
     def note_change(self) -> None:
-        """All that it shows has changed, also where autograd has not seen it."""
+        """Says that all its weights have changed, also where autograd has not seen it."""
         self._is_changed = True
         for stored in self.parameters:
             stored.note_change()
@@ -137,37 +141,38 @@ class Unit:
         return bool(self._changed())
 
     def _changed(self) -> set[StoredParameter]:
-        """The parameters that somebody has changed, as far as is known."""
+        """Returns the parameters that somebody has changed since they were shown."""
         if self._is_changed:
             return set(self.parameters)
         shown = zip(self.parameters, self._versions)
         changed = {stored for stored, version in shown if stored.version != version}
-        return changed | {stored for stored in self.parameters if stored.is_elsewhere(self.memory)}
+        memory = self.buffer.held
+        return changed | {stored for stored in self.parameters if stored.is_elsewhere(memory)}
 
     # --- writing ---
 
     def write_back(self) -> None:
         """Starts to write the values that its parameters show."""
-        # Until they are all under way: Ctrl-C may come, and the drive has older ones.
+        # Until all writes are under way: after Ctrl-C the drive has older values.
         self._failure = RuntimeError("weights were written only in part: load a checkpoint")
         self._unwritten.add(self)
         for stored in self._changed():
             self.buffer.note_newest(stored.offset)
         for stored in self.parameters:
-            if stored.is_elsewhere(self.memory):
-                stored.collect(self.memory)
+            if stored.is_elsewhere(self.buffer.held):
+                stored.collect(self.buffer.held)
         self._write()
 
     def _write(self) -> None:
-        self.forgo_writes()  # newer values follow: what becomes of these is no matter
+        self.forgo_writes()  # newer values replace theirs
         try:
             for stored in self.parameters:
                 if not self.buffer.has_older(stored.offset):
-                    for write in stored.save(self.memory):
+                    for write in stored.save(self.buffer.held):
                         self._writes.append(write)
         except BaseException as error:
             if isinstance(error, OSError):
-                self._failure = copy.copy(error)  # without the frames that it comes from
+                self._failure = copy.copy(error)  # without its frames
             else:
                 self._failure = RuntimeError(
                     f"weights were written only in part ({error!r}): load a checkpoint"
@@ -177,21 +182,21 @@ class Unit:
             self._unwritten.add(self)
 
     def forget_written(self) -> bool:
-        """Lets go of its writes if they are all done and good, and returns whether they are."""
+        """Returns whether all its writes have succeeded; then it lets go of them."""
         if self.has_failed() or not all(write.done() for write in self._writes):
             return False
         self._wait_written()
         return True
 
     def has_failed(self) -> bool:
-        """Whether its memory is newer than the drive and could not be written."""
+        """Returns whether its memory is newer than the drive and could not be written."""
         return self._failure is not None or any(
             write.done() and write.exception() is not None for write in self._writes
         )
 
     def check_written(self) -> None:
-        """Waits until what its memory holds is on the drive. What has failed is tried once more:
-        until it is good the memory stays, since the drive has older values."""
+        """Waits until the drive has the values of its memory, and repeats failed writes once. Until
+        then its memory must stay: the drive has older values."""
         try:
             self._wait_written()
         except (OSError, RuntimeError):
@@ -211,7 +216,7 @@ class Unit:
         self._writes = []
 
     def forgo_writes(self) -> None:
-        """What its memory holds need not reach the drive any more."""
+        """Says that the values of its memory need not reach the drive any more."""
         for write in self._writes:
             with contextlib.suppress(OSError):
                 write.wait()
@@ -219,7 +224,7 @@ class Unit:
 
 
 class Unwritten:
-    """The units whose memory may be newer than the drive, in the order of their last writes."""
+    """The units whose memory may be newer than the drive, by the order of their last writes."""
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
@@ -228,19 +233,19 @@ class Unwritten:
         return bool(self._units)
 
     def add(self, unit: Unit) -> None:
-        """Adds a unit, and lets go of those that the drive has by now."""
+        """Adds a unit, and removes those whose writes have succeeded."""
         others = [
             other for other in self._units if other is not unit and not other.forget_written()
         ]
         self._units = [*others, unit]
 
     def settle(self) -> None:
-        """Waits until the drive has the values of all."""
+        """Waits until the drive has the values of all of them."""
         each(Unit.check_written, self._units)
 
 
 def each(function: Callable[[Unit], None], units: Iterable[Unit]) -> None:
-    """Calls it with all of them, whichever fails; raises the first failure at the end."""
+    """Calls the function for every unit, even if some fail; then raises the first failure."""
     failure = None
     for unit in units:
         try:

@@ -1,4 +1,4 @@
-"""The order in which units are used, from which the next uses are foretold."""
+"""The order in which a model uses its units, which predicts the next uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .unit import Unit
 
-# A pass is as long as that many uses at most; who never calls the whole model has no other.
+# A pass ends after so many uses, for programs that never call the whole model.
 _LONGEST_PASS = 1024
 
 
@@ -15,10 +15,10 @@ class UseOrder:
     """Records the uses of a pass, forward and backward, and expects the next pass to be alike."""
 
     def __init__(self) -> None:
-        self._last: list[Unit] = []  # uses of the last pass
-        self._positions: dict[Unit, list[int]] = {}  # where a unit is in it
-        self._now = 0  # how far this pass is in it
-        self._trace: list[Unit] = []  # uses of this pass
+        self._last: list[Unit] = []  # the uses of the last pass
+        self._positions: dict[Unit, list[int]] = {}  # of each unit in the last pass
+        self._now = 0  # position of this pass in the last one
+        self._trace: list[Unit] = []  # the uses of this pass
 
     def begin_pass(self) -> None:
         if self._trace:
@@ -29,7 +29,7 @@ class UseOrder:
         self._now = 0
 
     def record(self, unit: Unit, units: int) -> None:
-        """Notes a use of one of so many units."""
+        """Records the use of a unit of a model that has so many."""
         if self._trace and self._trace[-1] is unit:
             return
         if len(self._trace) >= max(_LONGEST_PASS, 8 * units):
@@ -41,7 +41,7 @@ class UseOrder:
             self._now = positions[at if at < len(positions) else 0] + 1
 
     def next_use(self, unit: Unit) -> int:
-        """How many uses ahead the unit is needed."""
+        """Returns how many uses ahead the unit is needed."""
         positions = self._positions.get(unit)
         if not positions:
             return len(self._last) + 1
@@ -51,7 +51,7 @@ class UseOrder:
         return positions[0] + len(self._last) - self._now
 
     def ahead(self) -> Iterator[Unit]:
-        """The units in the order in which they are needed next, through one pass."""
+        """Yields the units in the order of the next uses, one pass long."""
         count = len(self._last)
         for ahead in range(count):
             yield self._last[(self._now + ahead) % count]
