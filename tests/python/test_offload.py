@@ -571,4 +571,4 @@ def test_parts_called_by_themselves_are_foreseen_too(tmp_path):
             for layer in model:
                 layer(torch.ones(1, 512))
         assert weights.stats()["misses"] < 24 * 60
-        assert len(weights._residency._trace) < 3000
+        assert len(weights._residency._order._trace) < 3000

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import tensorferry.offload
 import tensorferry.optim
 from drives import fill_up, loop_mount, overbooked_drive
-from tensorferry._memory.stored_parameter import Home, home_of
+from tensorferry._memory.stored_parameter import StoredParameter, home_of
 from tensorferry.offload.unit import Unit
 
 MiB = 1 << 20
@@ -134,14 +134,14 @@ def test_weights_that_are_nowhere_else_survive_a_close_that_fails(tmp_path, monk
         fill()
         with weights.gather(model[0]):
             model[0].weight.zero_()
-        last, values = weights._residency.units[-1], Unit.values
+        last, copies = weights._residency.units[-1], Unit.copies
 
         def interrupted(unit):
             if unit is last:
                 raise KeyboardInterrupt
-            return values(unit)
+            return copies(unit)
 
-        monkeypatch.setattr(Unit, "values", interrupted)
+        monkeypatch.setattr(Unit, "copies", interrupted)
         with pytest.raises(KeyboardInterrupt):
             weights.close(restore=True)
         monkeypatch.undo()
@@ -168,15 +168,15 @@ def test_what_cannot_be_written_is_no_matter_to_other_layers(tmp_path):
 def test_an_interrupted_offload_leaves_every_weight_as_it_was(tmp_path, monkeypatch):
     model = torch.nn.TransformerEncoderLayer(64, 4, 256)
     before = [param.detach().clone() for param in model.parameters()]
-    of, left = Home.of, [2]
+    of, left = StoredParameter.of, [2]
 
-    def interrupted(home, memory):
+    def interrupted(stored, memory):
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        return of(home, memory)
+        return of(stored, memory)
 
-    monkeypatch.setattr(Home, "of", interrupted)
+    monkeypatch.setattr(StoredParameter, "of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tensorferry.offload.parameters(model, tmp_path, keep_bytes=0)
     for param, value in zip(model.parameters(), before):
@@ -186,13 +186,13 @@ def test_an_interrupted_offload_leaves_every_weight_as_it_was(tmp_path, monkeypa
 def test_an_interrupted_write_is_made_up_for(tmp_path, monkeypatch):
     model, x = make_model(3), torch.ones(1, WIDTH)
     with tensorferry.offload.parameters(model, tmp_path, max_cpu_bytes=5 * MiB) as weights:
-        collect = Home.collect
+        collect = StoredParameter.collect
 
-        def interrupted(home, memory):
-            collect(home, memory)
+        def interrupted(stored, memory):
+            collect(stored, memory)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Home, "collect", interrupted)
+        monkeypatch.setattr(StoredParameter, "collect", interrupted)
         with pytest.raises(KeyboardInterrupt), torch.no_grad(), weights.gather(model[0]):
             model[0].weight.data = torch.zeros(WIDTH, WIDTH)
         monkeypatch.undo()
@@ -239,8 +239,8 @@ def test_a_state_dict_has_nothing_older_than_a_write_that_failed(tmp_path):
         model = make_model(2)
         weights = tensorferry.offload.parameters(model, drive, max_cpu_bytes=5 * MiB)
         fill()
-        home = home_of(model[1].weight)
-        for operation in home.write(torch.zeros(home.nbytes, dtype=torch.uint8)):
+        stored = home_of(model[1].weight)
+        for operation in stored.write(torch.zeros(stored.nbytes, dtype=torch.uint8)):
             with pytest.raises(OSError):
                 operation.wait()
         with pytest.raises(OSError):

@@ -96,7 +96,7 @@ def test_a_forward_pass_after_a_write_that_failed_says_so(tmp_path, kind):
             lambda: run.weights.gather(run.model[LAYERS - 1]).__enter__(),
             lambda: run.weights.close(restore=True),
         ):
-            with pytest.raises(RuntimeError, match="older one: load a checkpoint"):
+            with pytest.raises(RuntimeError, match="older values: load a checkpoint"):
                 use()
             assert nothing_is_in_use(run.weights)
         with pytest.raises(OSError):

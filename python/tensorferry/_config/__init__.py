@@ -1,1 +1,1 @@
-"""tensorferry.initialize(): what a DeepSpeed configuration asks for, and how it is done."""
+"""tensorferry.initialize(): a model and an optimizer from a DeepSpeed configuration."""

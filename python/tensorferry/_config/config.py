@@ -1,34 +1,38 @@
-"""The JSON that DeepSpeed users have: what of it counts here, what is refused, what is only noted.
+"""The settings of a DeepSpeed configuration.
 
-A key that changes numbers is honoured or refused. Keys that only concern DeepSpeed's own machinery
-are collected in `ignored`. Everything else is an error that names the nearest known key."""
+Config honours a key that changes numbers, or raises. It collects keys that only concern DeepSpeed's
+own machinery in `ignored`. For any other key it raises and names the nearest known one."""
+
+from __future__ import annotations
+
+from typing import Any
 
 from ..aio import MOST
 from .sections import REQUIRED, ConfigError, Section
 
 
 class Config:
-    """What a configuration asks for."""
+    """The settings of a configuration."""
 
-    def __init__(self, values, world_size=1):
-        self.ignored = []
+    def __init__(self, values: dict[str, Any], world_size: int = 1) -> None:
+        self.ignored: list[str] = []
         self.world_size = world_size
         top = Section(values, "", self.ignored)
         self._read_batches(top, world_size)
         self.gradient_clipping = top.number("gradient_clipping", 0.0, least=0)
         self._read_precision(top)
         self._read_optimizer(top)
-        self._read_aio(top.section("aio"))
-        self._read_zero(top.section("zero_optimization", {}))
+        self._read_aio(top.optional_section("aio"))
+        self._read_zero(top.section("zero_optimization"))
         _refuse_numbers(top)
         for key in ("communication_data_type", "seq_parallel_communication_data_type"):
             if world_size > 1:
-                top.refuse(key, None, "torch reduces gradients in the dtype that they have")
+                top.refuse(key, None, "torch reduces gradients in their own dtype")
             top.machinery(key)
         top.machinery(*_MACHINERY)
         top.done()
 
-    def _read_batches(self, top, world_size):
+    def _read_batches(self, top: Section, world_size: int) -> None:
         batch = top.whole("train_batch_size", None, least=1)
         micro = top.whole("train_micro_batch_size_per_gpu", None, least=1)
         steps = top.whole("gradient_accumulation_steps", None, least=1)
@@ -47,19 +51,19 @@ class Config:
                 "ranks"
             )
 
-    def _read_precision(self, top):
-        self.dtype = None
+    def _read_precision(self, top: Section) -> None:
+        self.dtype: str | None = None
         self.check_overflow = False
-        self.loss_scale = None
-        bf16 = top.section(("bf16", "bfloat16"), {})
+        self.loss_scale: dict[str, Any] | None = None  # the arguments of a LossScale
+        bf16 = top.section(("bf16", "bfloat16"))
         if bf16.boolean("enabled", False):
             self.dtype = "bfloat16"
             self.check_overflow = bf16.boolean("check_grad_overflow", True)
         for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
-            bf16.refuse(key, False, "masters and states are kept in fp32")
+            bf16.refuse(key, False, "tensorferry keeps masters and states in fp32")
         bf16.machinery("immediate_grad_update", "check_grad_overflow")
         bf16.done()
-        fp16 = top.section("fp16", {})
+        fp16 = top.section("fp16")
         if fp16.boolean("enabled", False):
             if self.dtype is not None:
                 raise ConfigError("bf16.enabled and fp16.enabled are both true: choose one")
@@ -74,7 +78,7 @@ class Config:
                 "least": fp16.number("min_loss_scale", 1, least=0),
             }
         fp16.refuse("auto_cast", False, "cast the inputs of the model to fp16 yourself")
-        fp16.refuse("fp16_master_weights_and_grads", False, "masters are kept in fp32")
+        fp16.refuse("fp16_master_weights_and_grads", False, "tensorferry keeps masters in fp32")
         fp16.machinery(
             "loss_scale",
             "initial_scale_power",
@@ -85,23 +89,23 @@ class Config:
         )
         fp16.done()
 
-    def _read_optimizer(self, top):
-        self.optimizer = None
-        self.scheduler = None
-        if (section := top.section("optimizer")) is not None:
+    def _read_optimizer(self, top: Section) -> None:
+        self.optimizer: tuple[Any, Section] | None = None  # type, params
+        self.scheduler: tuple[Any, Section] | None = None
+        if (section := top.optional_section("optimizer")) is not None:
             name = section.anything("type", REQUIRED)
             params = section.anything("params", {})
             section.machinery("legacy_fusion")
             section.done()
             self.optimizer = (name, Section(params, "optimizer.params", self.ignored))
-        if (section := top.section("scheduler")) is not None:
+        if (section := top.optional_section("scheduler")) is not None:
             name = section.anything("type", REQUIRED)
             params = section.anything("params", {})
             section.done()
             self.scheduler = (name, Section(params, "scheduler.params", self.ignored))
 
-    def _read_aio(self, aio):
-        self.handle_options = {}  # none: what suits the drive
+    def _read_aio(self, aio: Section | None) -> None:
+        self.handle_options: dict[str, Any] = {}  # none: those that suit the drive
         if aio is None:
             return
         self.handle_options = {
@@ -119,22 +123,22 @@ class Config:
         aio.machinery("use_gds")
         aio.done()
 
-    def _read_zero(self, zero):
-        self.offload_optimizer = self._read_offload(zero.section("offload_optimizer", {}), 4)
-        self.offload_param = self._read_offload(zero.section("offload_param", {}), 5)
-        zero.refuse("cpu_offload", None, 'say "offload_optimizer": {"device": "cpu"}')
-        zero.refuse("cpu_offload_param", None, 'say "offload_param": {"device": "cpu"}')
+    def _read_zero(self, zero: Section) -> None:
+        self.offload_optimizer = self._read_offload(zero.section("offload_optimizer"), 4)
+        self.offload_param = self._read_offload(zero.section("offload_param"), 5)
+        zero.refuse("cpu_offload", None, 'use "offload_optimizer": {"device": "cpu"}')
+        zero.refuse("cpu_offload_param", None, 'use "offload_param": {"device": "cpu"}')
         for key in (
             "zero_quantized_gradients",
             "zero_quantized_nontrainable_weights",
             "zero_quantized_weights",
         ):
-            zero.refuse(key, False, "weights and gradients are moved as they are")
+            zero.refuse(key, False, "tensorferry moves weights and gradients unchanged")
         zero.machinery(*_ZERO_MACHINERY)
         zero.done()
 
-    def _read_offload(self, section, buffer_count):
-        """Either of the two offload sections; the keys of one are no secret to the other."""
+    def _read_offload(self, section: Section, buffer_count: int) -> dict[str, Any]:
+        """Reads one of the two offload sections. `buffer_count` is its default."""
         is_param = section.path("").startswith("zero_optimization.offload_param")
         device = section.choice("device", "none", ("none", "cpu", "nvme"))
         if device == "cpu":
@@ -153,7 +157,7 @@ class Config:
             result["pipeline_write"] = section.boolean("pipeline_write", False)
             result["fast_init"] = section.boolean("fast_init", False)
             section.refuse("ratio", 1.0, "all states go to the same device")
-            section.refuse("super_offload", False, "it is not to be had here")
+            section.refuse("super_offload", False, "not supported here")
             section.machinery("cpuadam_cores_perc")
         section.done()
         if device == "nvme" and not result["nvme_path"]:
@@ -163,19 +167,24 @@ class Config:
         return result
 
 
-def _refuse_numbers(top):
+def _refuse_numbers(top: Section) -> None:
+    """Raises ConfigError for keys that change numbers and that tensorferry cannot honour."""
     top.refuse("sparse_gradients", False, "gradients must be dense")
-    top.refuse("prescale_gradients", False, "gradients are averaged by torch")
-    top.refuse("gradient_predivide_factor", 1.0, "gradients are averaged by torch")
-    top.refuse("gradient_allreduce_op", "mean", "gradients are averaged by torch")
-    top.refuse("compression_training", None, "it is not to be had here")
+    top.refuse("prescale_gradients", False, "torch averages the gradients")
+    top.refuse("gradient_predivide_factor", 1.0, "torch averages the gradients")
+    top.refuse("gradient_allreduce_op", "mean", "torch averages the gradients")
+    top.refuse("compression_training", None, "not supported here")
     for name in ("curriculum_learning", "data_efficiency", "elasticity"):
-        if (section := top.section(name)) is not None and section.boolean("enabled", False):
-            raise ConfigError(f"{name}.enabled is true: it is not to be had here")
+        if (section := top.optional_section(name)) is not None and section.boolean(
+            "enabled", False
+        ):
+            raise ConfigError(f"{name}.enabled is true: not supported here")
     for name in ("amp", "torch_autocast"):
-        if (section := top.section(name)) is not None and section.boolean("enabled", False):
+        if (section := top.optional_section(name)) is not None and section.boolean(
+            "enabled", False
+        ):
             raise ConfigError(f"{name}.enabled is true: use torch.autocast in your program")
-    if (section := top.section("data_types")) is not None:
+    if (section := top.optional_section("data_types")) is not None:
         section.refuse("grad_accum_dtype", None, "gradients accumulate in the dtype of the model")
         section.machinery("param_dtype", "buffer_dtype")
         section.done()

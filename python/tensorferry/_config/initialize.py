@@ -1,7 +1,11 @@
-"""tensorferry.initialize(): a model and its optimizer as a DeepSpeed configuration wants them."""
+"""tensorferry.initialize(): sets up a model and its optimizer by a DeepSpeed configuration."""
+
+from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,102 +17,121 @@ from ..optim.supported import ELEMENTWISE
 from .config import Config
 from .optimizer import ConfiguredOptimizer
 from .schedules import Schedule
-from .sections import ConfigError, read
+from .sections import ConfigError, Section, read
 
 _log = logging.getLogger("tensorferry")
 
 _KINDS = {kind.__name__.lower(): kind for kind in (*ELEMENTWISE, torch.optim.Adafactor)}
 
 
-def initialize(model, config, *, optimizer=None, model_parameters=None):
+def initialize(
+    model: torch.nn.Module,
+    config: Any,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    model_parameters: Iterable[Any] | None = None,
+) -> tuple[torch.nn.Module, ConfiguredOptimizer | None]:
+    """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"a torch.nn.Module is wanted, not {type(model).__name__}")
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    config = Config(read(config), torch.distributed.get_world_size() if distributed else 1)
-    if config.ignored:
+    settings = Config(read(config), torch.distributed.get_world_size() if distributed else 1)
+    if settings.ignored:
         _log.warning(
             "these keys of the configuration concern DeepSpeed's own machinery and have no effect "
             "here: %s",
-            ", ".join(sorted(config.ignored)),
+            ", ".join(sorted(settings.ignored)),
         )
-    # What can be wrong with it, and with its directories, is found before anything is changed.
-    kind, settings = _chosen(config) if config.optimizer is not None else (None, {})
-    if model_parameters is not None:
-        model_parameters = list(model_parameters)
-    _check(config, optimizer, settings, model_parameters or ())
-    for place in (config.offload_param, config.offload_optimizer):
-        if place["device"] == "nvme":
-            open_space(place["nvme_path"], PAGE, **config.handle_options).close()
-    if config.dtype is not None:
-        model.to(getattr(torch, config.dtype))
-    weights = None
-    place = config.offload_param
-    if place["device"] == "nvme":
-        itemsize = max((p.dtype.itemsize for p in model.parameters()), default=4)
-        elements = place["max_in_cpu"] + place["buffer_count"] * place["buffer_size"]
-        weights = offload.parameters(
-            model,
-            place["nvme_path"],
-            elements * itemsize,
-            pin_memory=place["pin_memory"],
-            **config.handle_options,
-        )
+    # Faults of the configuration, and of its directories, are found before anything changes.
+    kind, options = _chosen(settings.optimizer) if settings.optimizer is not None else (None, {})
+    params = None if model_parameters is None else list(model_parameters)
+    _check(settings, optimizer, options, params or ())
+    for section in (settings.offload_param, settings.offload_optimizer):
+        if section["device"] == "nvme":
+            open_space(section["nvme_path"], PAGE, **settings.handle_options).close()
+    if settings.dtype is not None:
+        model.to(getattr(torch, settings.dtype))
+    weights = _offload_weights(model, settings)
     try:
         if kind is not None:
-            params = model.parameters() if model_parameters is None else model_parameters
-            optimizer = _make(kind, settings, list(params), config)
-        elif optimizer is not None and config.offload_optimizer["device"] == "nvme":
-            optimizer = optim.offload(optimizer, **_offload_options(config))
+            given = list(model.parameters()) if params is None else params
+            optimizer = _make(kind, options, given, settings)
+        elif optimizer is not None and settings.offload_optimizer["device"] == "nvme":
+            optimizer = optim.offload(optimizer, **_offload_options(settings))
         if optimizer is None:
             return model, None
-        return model, ConfiguredOptimizer(optimizer, config, weights)
+        return model, ConfiguredOptimizer(optimizer, settings, weights)
     except BaseException:
         if weights is not None:
             weights.close(restore=True)
         raise
 
 
-def _check(config, optimizer, settings, params):
-    """What a configuration cannot ask for together, and of its schedule what can be known."""
+def _offload_weights(model: torch.nn.Module, config: Config) -> offload.OffloadedParameters | None:
+    """Moves the weights to NVMe if the configuration says so."""
+    section = config.offload_param
+    if section["device"] != "nvme":
+        return None
+    itemsize = max((p.dtype.itemsize for p in model.parameters()), default=4)
+    elements = section["max_in_cpu"] + section["buffer_count"] * section["buffer_size"]
+    return offload.parameters(
+        model,
+        section["nvme_path"],
+        elements * itemsize,
+        pin_memory=section["pin_memory"],
+        **config.handle_options,
+    )
+
+
+def _check(
+    config: Config,
+    optimizer: torch.optim.Optimizer | None,
+    options: dict[str, Any],
+    params: Sequence[Any],
+) -> None:
+    """Raises ConfigError for settings that exclude each other, and for faults of the schedule."""
     if optimizer is not None and config.optimizer is not None:
-        raise ConfigError("the configuration has an optimizer and one is given too: choose one")
+        raise ConfigError("both the configuration and the call give an optimizer: choose one")
     if optimizer is not None and config.dtype is not None:
         raise ConfigError(
-            "bf16 and fp16 change the parameters that the given optimizer has: let the "
-            "configuration make the optimizer"
+            "bf16 and fp16 convert the parameters that the given optimizer holds: name the "
+            "optimizer in the configuration instead"
         )
     if optimizer is None and config.optimizer is None:
         if config.scheduler is not None:
-            raise ConfigError("the configuration has a scheduler and no optimizer")
+            raise ConfigError(
+                "the configuration has a scheduler but no optimizer: add the section optimizer, or "
+                "pass optimizer=..."
+            )
         return
     if config.offload_param["device"] == "nvme" and config.offload_optimizer["device"] != "nvme":
         raise ConfigError(
             "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
-            "only such an optimizer can step weights that are on the drive"
+            "only an optimizer with states on NVMe can step weights on NVMe"
         )
     if config.offload_param["device"] == "nvme" and config.world_size > 1:
         raise ConfigError(
-            f"zero_optimization.offload_param.device is nvme with {config.world_size} ranks: to "
-            "train, DistributedDataParallel and FSDP need weights and gradients in memory; keep "
-            "offload_optimizer and leave offload_param out"
+            "training with zero_optimization.offload_param on nvme is not supported with "
+            f"{config.world_size} ranks: DistributedDataParallel and FSDP need weights and "
+            "gradients in memory; keep offload_optimizer and leave offload_param out"
         )
     if config.scheduler is not None:
         groups = params if optimizer is None else optimizer.param_groups
         groups = [dict(group) for group in groups if isinstance(group, dict)] or [{}]
-        Schedule(*config.scheduler, [{"lr": settings.get("lr", 0.0), **group} for group in groups])
+        Schedule(*config.scheduler, [{"lr": options.get("lr", 0.0), **group} for group in groups])
 
 
-def _chosen(config):
-    """The class that optimizer.type names, and its settings."""
-    name, params = config.optimizer
+def _chosen(section: tuple[Any, Section]) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Returns the class that optimizer.type names, and its options."""
+    name, params = section
     kind = _KINDS.get(str(name).lower())
     if kind is None:
         known = ", ".join(sorted(kind.__name__ for kind in _KINDS.values()))
-        raise ConfigError(f"optimizer.type is {name!r}: known are {known}")
-    settings = {}
+        raise ConfigError(f"optimizer.type is {name!r}: it must be one of {known}")
+    options: dict[str, Any] = {}
     if kind in (torch.optim.Adam, torch.optim.AdamW):
         if not params.boolean("torch_adam", False):
-            settings["weight_decay"] = 0.0  # the default of DeepSpeed's own, for both
+            options["weight_decay"] = 0.0  # DeepSpeed's default for both
         if params.boolean("adam_w_mode", True):
             kind = torch.optim.AdamW
         params.refuse("bias_correction", True, "torch's Adam always corrects the bias")
@@ -118,41 +141,45 @@ def _chosen(config):
         if name not in ours and name != "decoupled_weight_decay":
             value = params.like(name, parameter.default)
             if value is not None:
-                settings[name] = tuple(value) if isinstance(value, list) else value
+                options[name] = tuple(value) if isinstance(value, list) else value
     params.done()
     try:
-        kind([torch.nn.Parameter(torch.zeros(1))], **settings)
+        kind([torch.nn.Parameter(torch.zeros(1))], **options)
     except (TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"optimizer.params will not do for {kind.__name__}: {error}") from error
-    return kind, settings
+        raise ConfigError(f"{kind.__name__} refuses optimizer.params: {error}") from error
+    return kind, options
 
 
-def _offload_options(config):
-    place = config.offload_optimizer
+def _offload_options(config: Config) -> dict[str, Any]:
+    """Returns the arguments of optim.offload()."""
+    section = config.offload_optimizer
     return {
-        "nvme_path": place["nvme_path"],
-        "buffer_count": place["buffer_count"],
-        "pipeline_read": place["pipeline_read"],
-        "pipeline_write": place["pipeline_write"],
-        "fast_init": place["fast_init"],
-        "pin_memory": place["pin_memory"],
-        # Where not even the weights fit, neither do their gradients.
+        "nvme_path": section["nvme_path"],
+        "buffer_count": section["buffer_count"],
+        "pipeline_read": section["pipeline_read"],
+        "pipeline_write": section["pipeline_write"],
+        "fast_init": section["fast_init"],
+        "pin_memory": section["pin_memory"],
+        # If the weights do not fit into memory, neither do their gradients.
         "offload_gradients": config.offload_param["device"] == "nvme",
         **config.handle_options,
     }
 
 
-def _make(kind, settings, params, config):
-    fused = {"fused": True} if kind in (torch.optim.Adam, torch.optim.AdamW) else {}
+def _make(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], params: list[Any], config: Config
+) -> torch.optim.Optimizer:
+    """Makes the optimizer of the configuration."""
+    fused: dict[str, Any] = {"fused": True} if kind in (torch.optim.Adam, torch.optim.AdamW) else {}
     if config.offload_optimizer["device"] == "nvme":
-        optimizer = kind(params, **settings, **fused)
+        optimizer = kind(params, **options, **fused)
         return optim.Offloaded(optimizer, master_weights=True, **_offload_options(config))
     if any(param.dtype in HALF for group in params for param in _params_of(group)):
-        return MasterWeights(kind, params, **settings, **fused)
-    return kind(params, **settings, **fused)
+        return MasterWeights(kind, params, **options, **fused)
+    return kind(params, **options, **fused)
 
 
-def _params_of(group):
+def _params_of(group: Any) -> Iterable[torch.Tensor]:
     if isinstance(group, dict):
         return [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
     return [group]

@@ -1,10 +1,23 @@
 """The loss scale of fp16."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class LossScale:
-    """By how much a loss in fp16 is multiplied, as DeepSpeed chooses it."""
+    """The factor of a loss in fp16, chosen as DeepSpeed chooses it."""
 
-    def __init__(self, static, power, window, hysteresis, consecutive, least):
+    def __init__(
+        self,
+        static: float,
+        power: int,
+        window: int,
+        hysteresis: int,
+        consecutive: bool,
+        least: float,
+    ) -> None:
+        """`static` is a fixed scale; with 0 the scale starts at 2**`power` and adapts."""
         self._dynamic = static == 0
         self.value = float(2**power) if self._dynamic else float(static)
         self._window = window
@@ -14,7 +27,8 @@ class LossScale:
         self._count = 0
         self._overflow_at = -1
 
-    def update(self, overflow):
+    def update(self, overflow: bool) -> None:
+        """Adapts the scale after a step."""
         if not self._dynamic:
             return
         if overflow:
@@ -33,8 +47,8 @@ class LossScale:
                 self.value *= 2
         self._count += 1
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         vars(self).update(state_dict)

@@ -1,21 +1,24 @@
-"""The learning rate schedules that DeepSpeed's configuration names, with its numbers."""
+"""The learning rate schedules of DeepSpeed's configuration, with its numbers."""
+
+from __future__ import annotations
 
 import math
+from typing import Any
 
-from .sections import REQUIRED, ConfigError
+from .sections import REQUIRED, ConfigError, Section
 
 NAMES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 
 class Schedule:
-    """Sets the learning rate of an optimizer's groups. The first step is made with the rate from
-    before the warmup."""
+    """Sets the learning rates of an optimizer's groups. The first step uses the rate from before
+    the warmup."""
 
-    def __init__(self, name, params, groups):
+    def __init__(self, name: str, params: Section, groups: list[dict[str, Any]]) -> None:
         if name not in NAMES:
             raise ConfigError(
-                f"scheduler.type is {name!r}: known are {', '.join(NAMES)}; for any other use "
-                "torch.optim.lr_scheduler with the optimizer that is returned"
+                f"scheduler.type is {name!r}: it must be one of {', '.join(NAMES)}; for any other "
+                "schedule use torch.optim.lr_scheduler with the returned optimizer"
             )
         self._name = name
         self._groups = groups
@@ -36,21 +39,24 @@ class Schedule:
         params.done()
         self._apply()
 
-    def _rates(self, value):
+    def _rates(self, value: Any) -> list[float]:
+        """Returns a rate for each group."""
         rates = list(value) if isinstance(value, (list, tuple)) else [value] * len(self._groups)
         if len(rates) != len(self._groups):
             raise ConfigError(
-                f"the scheduler has {len(rates)} rates for {len(self._groups)} parameter groups"
+                f"the scheduler has {len(rates)} rates for {len(self._groups)} parameter groups: "
+                "give one rate, or one for each group"
             )
         return rates
 
-    def _warmed(self):
+    def _warmed(self) -> float:
+        """Returns how much of the warmup is over, from 0 to 1."""
         if self._linear:
             return self.iteration / self._warmup
         return math.log(self.iteration + 1) * (1.0 / math.log(self._warmup))
 
-    def _rate(self, at):
-        """The rate of one group in this iteration."""
+    def _rate(self, at: int) -> float:
+        """Returns the rate of one group in this iteration."""
         if self._name == "WarmupCosineLR":
             return self._base[at] * self._ratio()
         if self.iteration < 0:
@@ -64,7 +70,8 @@ class Schedule:
             share = max(0.0, left / float(max(1.0, self._total - self._warmup)))
         return self._low[at] + (self._high[at] - self._low[at]) * share
 
-    def _ratio(self):
+    def _ratio(self) -> float:
+        """Returns the factor of all rates in this iteration (WarmupCosineLR)."""
         if self.iteration < 0:
             return 0.0
         if self.iteration < self._warmup:
@@ -74,20 +81,24 @@ class Schedule:
         cosine = (1 + math.cos(math.pi * progress)) / 2
         return max(0.0, self._floor + (1.0 - self._floor) * cosine)
 
-    def _apply(self):
+    def _apply(self) -> None:
         for at, group in enumerate(self._groups):
             group["lr"] = self._rate(at)
 
-    def step(self):
+    def follow(self, groups: list[dict[str, Any]]) -> None:
+        """Sets the rates of these groups from now on, instead of those it had."""
+        self._groups = groups
+
+    def step(self) -> None:
         self.iteration += 1
         self._apply()
 
-    def get_last_lr(self):
+    def get_last_lr(self) -> list[float]:
         return [group["lr"] for group in self._groups]
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, int]:
         return {"last_batch_iteration": self.iteration}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.iteration = state_dict["last_batch_iteration"]
         self._apply()

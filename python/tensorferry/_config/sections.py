@@ -1,43 +1,52 @@
-"""The sections of a configuration: keys that are read once, checked, and named when unknown."""
+"""The sections of a configuration: each key is checked when it is read, and unknown keys raise."""
+
+from __future__ import annotations
 
 import difflib
 import json
 import math
 import os
+from collections.abc import Sequence
+from typing import Any
 
-REQUIRED = object()
+REQUIRED: Any = object()  # as a default: the key must be there
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be honoured. Says where and what to do."""
+    """A configuration that cannot be honoured. The message says where and what to do."""
 
     __module__ = "tensorferry"  # where users find it
 
 
 class Section:
-    """A part of the configuration. Reading a key checks it and marks it as known."""
+    """A part of the configuration. Reading a key checks it and marks it as known.
 
-    def __init__(self, values, name, ignored):
+    Methods that take `names` read the first name or one of its aliases."""
+
+    def __init__(self, values: Any, name: str, ignored: list[str]) -> None:
+        """`name` is its path; machinery() adds keys to `ignored`."""
         if not isinstance(values, dict):
-            raise ConfigError(f"{name or 'the configuration'} must be an object, not {values!r}")
+            raise ConfigError(f"{name or 'the configuration'} must be an object, got {values!r}")
         self._values = values
         self._name = name
-        self._known = set()
+        self._known: set[str] = set()
         self._ignored = ignored
 
-    def path(self, key):
-        return f"{self._name}.{key}" if self._name else key
+    def path(self, key: object) -> str:
+        """Returns the name of a key from the top of the configuration."""
+        return f"{self._name}.{key}" if self._name else str(key)
 
-    def __contains__(self, key):
+    def __contains__(self, key: object) -> bool:
         return key in self._values
 
-    def _get(self, names, default):
+    def _get(self, names: str | Sequence[str], default: Any) -> tuple[str, Any]:
+        """Returns the name that is given, and its value or the default."""
         names = (names,) if isinstance(names, str) else names
         self._known.update(names)
         given = [name for name in names if name in self._values]
         if len(given) > 1:
             first, second = self.path(given[0]), self.path(given[1])
-            raise ConfigError(f"{first} and {second} say the same: keep one")
+            raise ConfigError(f"{first} and {second} are names of the same setting: keep one")
         if not given:
             if default is REQUIRED:
                 raise ConfigError(f"{self.path(names[0])} is missing")
@@ -50,13 +59,13 @@ class Section:
             )
         return given[0], value
 
-    def boolean(self, names, default):
+    def boolean(self, names: str | Sequence[str], default: Any) -> Any:
         name, value = self._get(names, default)
         if value is not default and not isinstance(value, bool):
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be true or false")
         return value
 
-    def number(self, names, default, least=None):
+    def number(self, names: str | Sequence[str], default: Any, least: float | None = None) -> Any:
         name, value = self._get(names, default)
         if value is default:
             return value
@@ -68,7 +77,13 @@ class Section:
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be at least {least}")
         return value
 
-    def whole(self, names, default, least=None, most=math.inf):
+    def whole(
+        self,
+        names: str | Sequence[str],
+        default: Any,
+        least: float | None = None,
+        most: float = math.inf,
+    ) -> Any:
         value = self.number(names, default, least)
         name, _ = self._get(names, default)
         if value is not default and (math.isinf(value) or value != int(value)):
@@ -77,77 +92,83 @@ class Section:
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be at most {most}")
         return value if value is default else int(value)
 
-    def choice(self, names, default, choices):
+    def choice(self, names: str | Sequence[str], default: str, choices: Sequence[str]) -> str:
         name, value = self._get(names, default)
         if value is not default and value not in choices:
             raise ConfigError(
                 f"{self.path(name)} is {value!r}: it must be one of {', '.join(map(str, choices))}"
             )
-        return value
+        return str(value)
 
-    def like(self, name, default):
-        """A setting of the kind that `default` is; None where it is not there."""
+    def like(self, name: str, default: object) -> Any:
+        """Reads a setting of the same kind as `default`; None if it is not given."""
         if isinstance(default, bool):
             return self.boolean(name, None)
         if isinstance(default, (int, float)):
             return self.number(name, None)
         return self.anything(name)
 
-    def numbers(self, name, default):
-        """A number or a list of them."""
+    def numbers(self, name: str, default: Any) -> Any:
+        """Reads a number or a list of numbers."""
         value = self.anything(name, default)
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if value is not default and (isinstance(each, bool) or not _is_number(each)):
-                raise ConfigError(f"{self.path(name)} is {value!r}: numbers are wanted")
+                raise ConfigError(
+                    f"{self.path(name)} is {value!r}: it must be a number or a list of numbers"
+                )
         return value
 
-    def paths(self, name):
-        """A path or a list of them."""
+    def paths(self, name: str) -> Any:
+        """Reads a path or a list of paths; None if it is not given."""
         value = self.anything(name)
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if value is not None and not isinstance(each, (str, os.PathLike)):
-                raise ConfigError(f"{self.path(name)} is {value!r}: it must be a path or several")
+                raise ConfigError(
+                    f"{self.path(name)} is {value!r}: it must be a path or a list of paths"
+                )
         return value
 
-    def anything(self, names, default=None):
+    def anything(self, names: str | Sequence[str], default: Any = None) -> Any:
         return self._get(names, default)[1]
 
-    def section(self, names, default=None):
-        """A section below this one; None where it is not there and has no default."""
+    def section(self, names: str | Sequence[str]) -> Section:
+        """Returns a section below this one; an empty one if it is not given."""
         name, value = self._get(names, None)
-        if value is None:
-            return None if default is None else Section(default, self.path(name), self._ignored)
-        return Section(value, self.path(name), self._ignored)
+        return Section({} if value is None else value, self.path(name), self._ignored)
 
-    def refuse(self, key, unless, why):
-        """A key that would change numbers, and has but one value that does not."""
+    def optional_section(self, name: str) -> Section | None:
+        """Returns a section below this one; None if it is not given."""
+        return None if self.anything(name) is None else self.section(name)
+
+    def refuse(self, key: str, unless: object, why: str) -> None:
+        """Raises ConfigError if a key has another value than `unless`."""
         _, value = self._get(key, unless)
         if value != unless:
             raise ConfigError(f"{self.path(key)} is {value!r}: {why}")
 
-    def machinery(self, *keys):
-        """Keys that concern DeepSpeed's own machinery alone."""
+    def machinery(self, *keys: str) -> None:
+        """Ignores keys that only concern DeepSpeed's own machinery."""
         for key in keys:
             self._known.add(key)
             if key in self._values:
                 self._ignored.append(self.path(key))
 
-    def done(self):
-        """All keys have been read by now: what is left is unknown."""
+    def done(self) -> None:
+        """Raises ConfigError if there are keys that nobody has read."""
         for key in self._values:
             if key in self._known:
                 continue
             near = difflib.get_close_matches(str(key), self._known, n=1, cutoff=0.5)
             hint = f"; did you mean {self.path(near[0])}?" if near else ""
-            raise ConfigError(f"{self.path(key)} is not known{hint}")
+            raise ConfigError(f"{self.path(key)} is not a known key{hint}")
 
 
-def _is_number(value):
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and value == value
 
 
-def read(config):
-    """A configuration given as dict, path or open file."""
+def read(config: Any) -> dict[str, Any]:
+    """Reads a configuration from a dict, a path or an open file."""
     if isinstance(config, dict):
         return config
     if hasattr(config, "read"):
@@ -156,12 +177,12 @@ def read(config):
         return _parse(file.read(), os.fspath(config))
 
 
-def _parse(text, name):
-    def no_repeats(pairs):
+def _parse(text: str | bytes, name: str) -> dict[str, Any]:
+    def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigError(f"{name}: the key {key!r} is there twice")
+                raise ConfigError(f"{name}: the key {key!r} occurs twice")
         return dict(pairs)
 
     try:
@@ -169,5 +190,5 @@ def _parse(text, name):
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{name} must hold one object")
+        raise ConfigError(f"{name} must hold one JSON object")
     return values

@@ -1,1 +1,1 @@
-"""What optimizers and weights on the drive share: memory, and tensors laid out in it."""
+"""Memory, and how tensors lie in it: what optimizers and offloaded weights share."""

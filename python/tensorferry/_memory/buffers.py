@@ -1,15 +1,19 @@
-"""The swap space of this run and rank, and letting go of its buffers."""
+"""The swap space of this run and rank, and how to let go of its buffers."""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import traceback
+from collections.abc import Iterator
+from typing import Any
 
 from .._core import SwapSpace
 
 
 @contextlib.contextmanager
-def letting_go():
-    """Takes the buffers out of the frames of an exception: who handles it may wait for them."""
+def letting_go() -> Iterator[None]:
+    """Removes the buffers from the frames of an exception: whoever handles it may wait for them."""
     try:
         yield
     except BaseException as error:
@@ -17,8 +21,8 @@ def letting_go():
         raise
 
 
-def open_space(nvme_path, buffer_bytes, **handle_options):
-    """A swap space in a directory of this run and rank."""
+def open_space(nvme_path: Any, buffer_bytes: int, **handle_options: Any) -> SwapSpace:
+    """Opens a swap space in a directory of this run and rank."""
     environment = os.environ
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     if run in ("", "none") and "MASTER_PORT" in environment:

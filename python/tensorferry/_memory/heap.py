@@ -1,23 +1,25 @@
-"""Freed memory goes back to the system: glibc keeps more of it than is good for large tensors.
+"""Gives freed memory back to the system: glibc keeps too much of it when tensors are large.
 
-A block on its heap leaves a hole when it is freed, and that is too small for the next block of the
-same size, as torch wants those aligned and something small lies beside it by then. Tensors that
-come and go one after the other take as much memory as all of them together."""
+A block on its heap leaves a hole when it is freed. The next block of the same size does not fit
+there: torch aligns tensors, and by then something small lies beside the hole. So tensors that come
+and go one after the other take as much memory as all of them together."""
+
+from __future__ import annotations
 
 import ctypes
 import os
 
-# How much is freed before it is given back: less is not worth the time.
+# How much is freed before it goes back: less is not worth the time.
 _PORTION = 4 << 20
 
 _library = ctypes.CDLL(None)
 _freed = 0
 
 
-def map_large_blocks():
-    """Makes glibc map blocks of 4 MiB and more each by itself, unless the user has said otherwise.
+def map_large_blocks() -> None:
+    """Makes glibc map each block of 4 MiB or more by itself, unless the user has set the limit.
 
-    By default it learns to put them on its heap: a model of 1 GiB has 1.5 GiB of holes."""
+    By default glibc learns to put them on its heap: a model of 1 GiB has 1.5 GiB of holes."""
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):
@@ -29,9 +31,9 @@ def map_large_blocks():
         mallopt(trim_threshold, 8 << 20)
 
 
-def note_freed(nbytes):
-    """Says that tensors of so many bytes were freed. From time to time the pages of all holes go to
-    the system, which takes about a millisecond."""
+def note_freed(nbytes: int) -> None:
+    """Counts the bytes of freed tensors. From time to time the pages of all holes go back to the
+    system, which takes about a millisecond."""
     global _freed
     _freed += nbytes
     if _freed >= _PORTION:

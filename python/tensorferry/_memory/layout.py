@@ -1,5 +1,7 @@
 """How tensors lie in memory and on the drive: pages, cuts, strides, the part of a rank."""
 
+from __future__ import annotations
+
 import mmap
 
 import torch
@@ -11,18 +13,20 @@ PAGE = mmap.PAGESIZE
 CUT = PAGE
 
 
-def page_up(count):
+def page_up(count: int) -> int:
+    """Rounds up to whole pages."""
     return -(-count // PAGE) * PAGE
 
 
-def local(tensor):
-    """The part of a distributed tensor that this rank has; any other tensor as it is."""
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a distributed tensor that this rank has; any other tensor unchanged."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def distributed_like(tensor, param):
-    """What this rank has, distributed as the parameter is; of any other parameter as it is."""
+def distributed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """Returns the part of this rank as a tensor that is distributed as the parameter is; unchanged
+    if the parameter is not distributed."""
     if not hasattr(param, "to_local") or tensor.shape != param.to_local().shape:
         return tensor
     from torch.distributed.tensor import DTensor
@@ -37,13 +41,13 @@ def distributed_like(tensor, param):
     )
 
 
-def is_dense(tensor):
-    """Whether its elements fill a stretch of memory, in whichever order."""
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether its elements fill one stretch of memory, in any order."""
     by_stride = sorted((tensor.stride(i), tensor.size(i), i) for i in range(tensor.dim()))
     return tensor.permute([i for _, _, i in reversed(by_stride)]).is_contiguous()
 
 
-def check_dense(param):
+def check_dense(param: torch.Tensor) -> None:
     if not is_dense(param):
         raise ValueError(
             f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} is not dense: "
@@ -51,13 +55,13 @@ def check_dense(param):
         )
 
 
-def flat(tensor):
-    """The elements of a dense tensor in the order of its memory, without a copy."""
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a dense tensor in the order of its memory, without a copy."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def flat_as(tensor, stride):
-    """The elements of a tensor in the order that they have in memory with these strides."""
+def flat_as(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Returns the elements of a tensor in the order that these strides give them in memory."""
     if tensor.stride() != stride or not is_dense(tensor):
         tensor = torch.empty_strided(
             tensor.size(), stride, dtype=tensor.dtype, device=tensor.device

@@ -1,74 +1,85 @@
 """The tensors that state_dict() returns of weights on the drive."""
 
+from __future__ import annotations
+
 import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
+from torch._ops import OpOverload
 
 from .operators import is_view, mapped, written
 
 
 class MappedWeight(torch.Tensor):
-    """A weight as it is on the drive, mapped. It can be read, saved and loaded, not changed: what
-    is written to its memory would not reach the model."""
+    """A weight, mapped from the drive. It can be read, saved and loaded, but not changed: a change
+    of its memory would not reach the model."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, values):
+    def __new__(cls, values: torch.Tensor) -> MappedWeight:
         return torch.Tensor._make_subclass(cls, values)
 
-    def __init__(self, values):
-        self._values = values
+    def __init__(self, values: torch.Tensor) -> None:
+        self._mapped = values
 
     @classmethod
-    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls,
+        operator: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
-        # Those of torch.distributed do not say what they change.
+        # The operators of torch.distributed do not say what they change.
         silent = operator.namespace == "c10d"
         if silent or any(isinstance(tensor, cls) for tensor in written(operator, args, kwargs)):
-            raise _fixed(str(operator))
+            raise _read_only(str(operator))
         result = operator(*mapped(_plain, args), **mapped(_plain, kwargs))
         return mapped(_wrapped, result) if is_view(operator) else result
 
     @property
-    def data(self):
+    def data(self) -> torch.Tensor:
         return self.detach()
 
     @data.setter
-    def data(self, values):
-        raise _fixed("this assignment")
+    def data(self, values: torch.Tensor) -> NoReturn:
+        raise _read_only("this assignment")
 
-    def numpy(self, *, force=False):
-        array = self._values.numpy(force=force)
+    def numpy(self, *, force: bool = False) -> Any:
+        array = self._mapped.numpy(force=force)
         array.flags.writeable = False
         return array
 
-    def tolist(self):
-        return self._values.tolist()
+    def tolist(self) -> Any:
+        return self._mapped.tolist()
 
-    def _refuse(self, *_, **__):
-        raise _fixed("this call")
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise _read_only("this call")
 
     share_memory_ = __dlpack__ = _refuse
 
-    def __deepcopy__(self, memo):
-        return copy.deepcopy(self._values, memo)
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self._mapped, memo)
 
-    def __reduce_ex__(self, protocol):
-        return self._values.__reduce_ex__(protocol)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._mapped.__reduce_ex__(protocol)
 
 
-def _fixed(what):
+def _read_only(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} would change what state_dict() has returned of a weight on NVMe, and not the "
-        "model: change a clone() and load_state_dict() it, or change weights inside "
+        f"{what} would change what state_dict() returned of a weight on NVMe, not the model: "
+        "change a clone() and load it with load_state_dict(), or change weights inside "
         "`with weights.gather(module, modify=True)`"
     )
 
 
-def _plain(value):
-    return value._values if isinstance(value, MappedWeight) else value
+def _plain(value: Any) -> Any:
+    return value._mapped if isinstance(value, MappedWeight) else value
 
 
-def _wrapped(value):
+def _wrapped(value: Any) -> Any:
     return MappedWeight(value) if isinstance(value, torch.Tensor) else value

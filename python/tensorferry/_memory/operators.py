@@ -1,11 +1,19 @@
-"""What the schema of a torch operator says of its arguments."""
+"""What the schema of a torch operator says about its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 
-def written(operator, args, kwargs):
-    """The tensors that a call of an operator changes."""
-    found = []
+def written(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Returns the tensors that a call of an operator changes."""
+    found: list[Any] = []
     for number, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -14,14 +22,14 @@ def written(operator, args, kwargs):
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
-def is_view(operator):
-    """Whether it returns memory of an argument that it does not change."""
+def is_view(operator: OpOverload) -> bool:
+    """Returns whether the result shares memory with an argument that the operator only reads."""
     aliases = (argument.alias_info for argument in operator._schema.arguments)
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def mapped(function, values):
-    """Arguments or results with function(value) in place of each value, also in lists."""
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Returns arguments or results with function(value) for each value, also inside lists."""
     if isinstance(values, (list, tuple)):
         return type(values)(mapped(function, value) for value in values)
     if isinstance(values, dict):

@@ -1,110 +1,90 @@
-"""Where the values of a parameter are, when they are not in memory."""
+"""A parameter whose values are on the drive."""
 
-import copy
+from __future__ import annotations
+
 import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from .._core import Operation, SwapSpace
 from .layout import CUT, check_dense, page_up
 from .mapped_weight import MappedWeight
+from .reading import NeverBegun, Reading
+from .weight_memory import WeightBuffer
 
-# Parameters are cut into tensors of about this many elements on the drive, so that an optimizer can
-# take one after the other.
+# On the drive a parameter is cut into tensors of this many elements, so that an optimizer can step
+# one after the other.
 CHUNK = 512 * CUT
 
-_homes = WeakTensorKeyDictionary()
+_stored_parameters = WeakTensorKeyDictionary()
 
 
-def home_of(param):
-    """The Home of a parameter whose values are on the drive; None where they are in memory."""
-    return _homes.get(param)
+def home_of(param: torch.Tensor) -> StoredParameter | None:
+    """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
+    stored: StoredParameter | None = _stored_parameters.get(param)
+    return stored
 
 
-class OlderValues(RuntimeError):
-    """The drive has values from before a write that failed."""
+class StoredParameter:
+    """A parameter on the drive. While its buffer has memory, its values are there, too."""
 
-
-class _NeverBegun:
-    """Stands for a write that could not even begin."""
-
-    def __init__(self, error):
-        # Without the frames that it comes from.
-        self._error = copy.copy(error) if isinstance(error, OSError) else OlderValues(repr(error))
-
-    def wait(self):
-        raise copy.copy(self._error)
-
-
-class Reading:
-    """A read of what the last write has put. Where that has failed, so does this."""
-
-    def __init__(self, home, operation, put):
-        self._home = home
-        self._put = put
-        self.operation = operation
-
-    def done(self):
-        return self.operation.done()
-
-    def cancel(self):
-        self.operation.cancel()
-
-    def wait(self):
-        # What is on its way to the drive comes from the memory it is written from, and no bytes
-        # move: it is right, whatever becomes of the write.
-        if self.operation.wait() == 0 or self._put is None:
-            return
-        try:
-            self._put.wait()
-        except (OSError, OlderValues) as error:
-            raise OlderValues(
-                f"a weight of {tuple(self._home.size)} could not be written ({error}), and the "
-                "drive has an older one: load a checkpoint, with load_state_dict() of the model "
-                "and of the optimizer"
-            ) from error
-
-
-class Home:
-    """The place of one parameter on the drive, and in the memory of its unit when that is there."""
-
-    def __init__(self, param, key, space, unit):
+    def __init__(
+        self,
+        param: torch.nn.Parameter,
+        key: str,
+        space: SwapSpace,
+        buffer: WeightBuffer,
+        offset: int,
+    ) -> None:
+        """The space stores it under `key`; its values begin at byte `offset` of the buffer."""
         check_dense(param)
-        self._param = TensorWeakRef(param)  # the home is as old as the parameter, not the reverse
+        self._param = TensorWeakRef(param)  # does not keep the parameter alive
         self.key = key
         self.space = space
-        self.unit = unit
+        self.buffer = buffer
+        self.offset = offset
         self.dtype = param.dtype
-        self.device = unit.residency.device
+        self.device = buffer.device
         self.size = param.size()
         self.stride = param.stride()
         self.numel = param.numel()
         self.nbytes = self.numel * self.dtype.itemsize
-        self.offset = 0  # in the memory of its unit
-        self._mapped = lambda: None  # what view() has given out
-        self._puts = {}  # key -> the last write of that tensor
+        self._mapped: Callable[[], MappedWeight | None] = lambda: None  # what view() has returned
+        self._puts: dict[str, Operation | NeverBegun] = {}  # key -> the last write of that tensor
         self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
-        # What the parameter has for values meanwhile: its shape, and nothing that passes for data.
+        # The parameter has these values while its own are not in memory: they show its shape, and
+        # nobody can take them for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
         self._nothing = torch.zeros((), dtype=self.dtype, device=self.device)
         self._forget_values()
         self.absent = self._nothing.expand(self.size)
-        _homes[param] = self
+        _stored_parameters[param] = self
+
+    # --- what the parameter shows ---
 
     @property
-    def version(self):
-        """How often autograd has seen the parameter change; None where it does not look."""
+    def param(self) -> torch.nn.Parameter | None:
+        """The parameter; None when nobody has it any more."""
+        param: torch.nn.Parameter | None = self._param()
+        return param
+
+    @property
+    def version(self) -> int | None:
+        """How often autograd has seen the parameter change; None if autograd does not count."""
         param = self.param
         return None if param is None or param.is_inference() else param._version
 
-    @property
-    def param(self):
-        """The parameter; None when nobody has it any more."""
-        return self._param()
+    def note_change(self) -> None:
+        """Tells autograd that the parameter has changed."""
+        param = self.param
+        if param is not None and not param.is_inference():
+            torch.autograd.graph.increment_version(param)
 
-    def check_unchanged(self):
-        """The parameter takes its values as they are on the drive, and nobody has given it others
-        meanwhile."""
+    def check_unchanged(self) -> None:
+        """Raises RuntimeError if the parameter cannot take its values from the drive, or if it was
+        given others meanwhile."""
         param = self.param
         if param is None:
             return
@@ -113,55 +93,110 @@ class Home:
             self._forget_values()
             self.show(self.absent)
             raise RuntimeError(
-                f"a parameter of {tuple(self.size)} was given values while its own were on NVMe: "
-                "those are lost; change weights inside `with weights.gather(module, modify=True)`"
+                f"a parameter of shape {tuple(self.size)} was assigned values while its weights "
+                "were on NVMe, and the assigned values are lost: change weights inside "
+                "`with weights.gather(module, modify=True)`"
             )
 
-    def _is_nothing(self):
-        if self.device.type != "cpu":  # to look would be to wait for the GPU
+    def _is_nothing(self) -> bool:
+        if self.device.type != "cpu":  # a look would wait for the GPU
             return True
         value = self._nothing.item()
         return value != value if self._has_nan else value == 0
 
-    def _check_kind(self, param):
+    def _check_kind(self, param: torch.nn.Parameter) -> None:
         same = param.dtype == self.dtype and param.size() == self.size
         if not same or param.device != self.device:
             raise RuntimeError(
-                f"a parameter whose values are on NVMe as {self.dtype} of {tuple(self.size)} has "
-                f"become {param.dtype} of {tuple(param.size())} on {param.device}: convert a model "
-                "before its weights are offloaded"
+                f"a parameter on NVMe was converted from {self.dtype} of shape {tuple(self.size)} "
+                f"on {self.device} to {param.dtype} of shape {tuple(param.size())} on "
+                f"{param.device}: convert the model before you call offload.parameters()"
             )
 
-    def _forget_values(self):
+    def _forget_values(self) -> None:
         self._nothing.fill_(float("nan") if self._has_nan else 0)
 
-    def show(self, values):
+    def show(self, values: torch.Tensor) -> None:
         """Gives the parameter these values."""
         if (param := self.param) is not None:
             param.data = values
 
-    def is_elsewhere(self, memory):
-        """Whether the parameter was shown here, and has been given other memory since."""
+    def end(self) -> None:
+        """Forgets the parameter: its values are not on the drive any more."""
+        if (param := self.param) is not None:
+            _stored_parameters.pop(param, None)
+
+    # --- in the memory of its buffer ---
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """Returns its values in the memory of the buffer."""
+        elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        return elements.as_strided(self.size, self.stride)
+
+    def is_elsewhere(self, memory: torch.Tensor) -> bool:
+        """Returns whether the parameter, which was shown here, has got other memory since."""
         param = self.param
         return param is not None and param.data_ptr() != memory.data_ptr() + self.offset
 
     @torch.no_grad()
-    def collect(self, memory):
-        """Takes the values from where the parameter has them now."""
-        self._check_kind(self.param)
-        self.of(memory).copy_(self.param)
+    def collect(self, memory: torch.Tensor) -> None:
+        """Copies the values that the parameter has elsewhere to the memory of the buffer."""
+        if (param := self.param) is not None:
+            self._check_kind(param)
+            self.of(memory).copy_(param)
 
-    def of(self, memory):
-        """The values in the memory of the unit."""
-        elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
-        return elements.as_strided(self.size, self.stride)
+    def load(self, memory: torch.Tensor) -> Iterator[Reading]:
+        """Starts to read its values into the memory of the buffer, a read for each cut."""
+        for key, at, nbytes in self._pieces(0, self.numel):
+            at += self.offset
+            yield self._get(key, memory[at : at + nbytes])
 
-    def _pieces(self, begin, end):
-        """(key, first byte, bytes) of the tensors on the drive that hold these elements."""
+    def save(self, memory: torch.Tensor) -> Iterator[Operation]:
+        """Starts to write its values from the memory of the buffer, a write for each cut."""
+        for key, at, nbytes in self._pieces(0, self.numel):
+            at += self.offset
+            yield self._put(key, memory[at : at + nbytes])
+
+    # --- for optimizers ---
+
+    def read(self, target: torch.Tensor, begin: int = 0, end: int | None = None) -> list[Reading]:
+        """Starts to read the elements `begin` to `end`, whole cuts, into bytes of whole pages.
+        Returns the reads; none if they were in memory and have been copied."""
+        end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
+        if (memory := self.buffer.settled()) is not None:
+            size = self.dtype.itemsize
+            here = memory[self.offset + begin * size : self.offset + end * size]
+            self.buffer.check_newest(self.offset)
+            target[: here.numel()].copy_(here)
+            return []
+        return [self._get(key, target[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    def write(
+        self, source: torch.Tensor, begin: int = 0, end: int | None = None
+    ) -> list[Operation]:
+        """Starts to write the elements `begin` to `end`, whole cuts, from bytes of whole pages, and
+        changes them in memory, too. Returns the writes."""
+        end = self.numel if end is None else end
+        pieces = list(self._pieces(begin, end))
+        self.note_change()
+        if (memory := self.buffer.settled()) is not None:
+            size = self.dtype.itemsize
+            here = memory[self.offset + begin * size : self.offset + end * size]
+            if here.data_ptr() != source.data_ptr():
+                here.copy_(source[: here.numel()])
+        else:
+            self.buffer.forget()
+        return [self._put(key, source[at : at + nbytes]) for key, at, nbytes in pieces]
+
+    # --- on the drive ---
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+        """Yields (key, first byte, bytes) of the tensors on the drive that hold these elements."""
         inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
         if sum(last - first for first, last in inside) != end - begin:
             raise RuntimeError(
-                "this optimizer was made before the weights went to NVMe: call "
+                "the optimizer was created before the weights moved to NVMe: call "
                 "offload.parameters() first"
             )
         size = self.dtype.itemsize
@@ -169,56 +204,27 @@ class Home:
             nbytes = page_up((last - first) * size)
             yield f"{self.key}/{first}", (first - begin) * size, nbytes
 
-    def read(self, room, begin=0, end=None):
-        """Starts to read elements, whole cuts, into room of whole pages. Returns operations."""
-        end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
-        if (memory := self.unit.settled_memory()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
-            self.unit.check_newest(self)
-            room[: here.numel()].copy_(here)
-            return []
-        return [self.get(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
+    def _get(self, key: str, piece: torch.Tensor) -> Reading:
+        return Reading(self.size, self.space.get(key, piece), self._puts.get(key))
 
-    def get(self, key, room):
-        """Starts to read one of its tensors."""
-        return Reading(self, self.space.get(key, room), self._puts.get(key))
-
-    def write(self, room, begin=0, end=None):
-        """Starts to write them. Returns operations."""
-        end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
-        if self.version is not None:
-            torch.autograd.graph.increment_version(self.param)
-        if (memory := self.unit.settled_memory()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
-            if here.data_ptr() != room.data_ptr():
-                here.copy_(room[: here.numel()])
-        else:
-            self.unit.forget()
-        return [self.put(key, room[at : at + nbytes]) for key, at, nbytes in pieces]
-
-    def put(self, key, piece):
-        """Starts to write one of its tensors."""
+    def _put(self, key: str, piece: torch.Tensor) -> Operation:
         self._mapped = lambda: None
         try:
-            self._puts[key] = self.space.put(key, piece)
+            operation = self._puts[key] = self.space.put(key, piece)
         except BaseException as error:
-            self._puts[key] = _NeverBegun(error)
+            self._puts[key] = NeverBegun(error)
             raise
-        return self._puts[key]
+        return operation
 
-    def view(self):
-        """The values as they are on the drive, mapped: the same tensor for all that share them."""
+    def view(self) -> MappedWeight:
+        """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
         if (mapped := self._mapped()) is None:
             mapped = MappedWeight(self._view())
             self._mapped = weakref.ref(mapped)
         return mapped
 
-    def _view(self):
-        for operation in self._puts.values():  # one that an optimizer has begun may have failed
+    def _view(self) -> torch.Tensor:
+        for operation in self._puts.values():  # raises the failure of an optimizer's write
             operation.wait()
         pieces = self._pieces(0, self.numel)
         parts = [(key, 0, min(nbytes, self.nbytes - at)) for key, at, nbytes in pieces]
@@ -226,7 +232,3 @@ class Home:
             return torch.empty(self.size, dtype=self.dtype)
         elements = torch.frombuffer(self.space.view(parts), dtype=self.dtype)
         return elements.as_strided(self.size, self.stride)
-
-    def leave(self):
-        if (param := self.param) is not None:
-            _homes.pop(param, None)

@@ -1,173 +1,138 @@
-"""Which weights are in memory: those in use, those that come next, others while there is room."""
+"""Which weights are in memory: those in use, those needed next, and others as far as they fit."""
 
-import bisect
+from __future__ import annotations
+
 import contextlib
 import logging
 import threading
+from collections.abc import Collection, Iterable
 
 import torch
 
-from .._memory.stored_parameter import OlderValues
+from .._memory.reading import OlderValues
+from .._memory.stored_parameter import StoredParameter
+from .._memory.weight_memory import WeightBuffer, WeightMemory
 from .._tracing import span
-from .saved_weights import Place, SavedWeights
-from .unit import Unit
+from .unit import Unit, Unwritten, each
+from .use_order import UseOrder
 
 _log = logging.getLogger("tensorferry")
 
-# A pass is as long as that many uses at most; who never calls the whole model has no other.
-_LONGEST_PASS = 1024
-
 
 class Residency:
-    """Decides which units are in memory. What is not in use gives way to what is needed sooner, by
-    the order of the last pass."""
+    """Decides which units are in memory. A unit that nobody uses gives way to one that is needed
+    sooner, by the order of the last pass."""
 
-    def __init__(self, space, room=None):
-        """`room` is the GpuPool for the weights, where they are on a GPU."""
-        self.space = space
-        self.room = room
-        self.device = torch.device("cpu") if room is None else room.device
-        self.units = []
-        self.by_storage = {}  # first address of its memory -> unit
-        self._writing = []  # units whose memory may be newer than the drive
+    def __init__(self, memory: WeightMemory) -> None:
+        self.units: list[Unit] = []
+        self.device = memory.device
+        self._memory = memory
+        self._owners: dict[WeightBuffer, Unit] = {}
+        self._unwritten = Unwritten()
+        self._order = UseOrder()
         self._lock = threading.RLock()
-        self._order = []  # units in the order of the last pass, forward and backward
-        self._positions = {}  # unit -> where it is in that order
-        self._now = 0
-        self._trace = []  # of this pass
-        memory = space.stats()["buffer_bytes"] if room is None else room.nbytes
-        self._window_bytes = min(max(memory * 2 // 5, 1 << 20), 256 << 20)
+        self._window_bytes = min(max(memory.nbytes * 2 // 5, 1 << 20), 256 << 20)
         self._misses = 0
         self._hits = 0
         self._overflows = 0
 
-    # --- passes ---
+    def new_unit(self) -> Unit:
+        """Makes a unit without weights."""
+        unit = Unit(WeightBuffer(self._memory), self._unwritten)
+        self.units.append(unit)
+        self._owners[unit.buffer] = unit
+        return unit
 
-    def begin_pass(self):
+    def begin_pass(self) -> None:
+        """Says that the whole model is called."""
         with self._lock:
-            if self._trace:
-                self._order, self._trace = self._trace, []
-                self._positions = {}
-                for at, unit in enumerate(self._order):
-                    self._positions.setdefault(unit, []).append(at)
-            self._now = 0
-
-    def _record(self, unit):
-        if self._trace and self._trace[-1] is unit:
-            return
-        if len(self._trace) >= max(_LONGEST_PASS, 8 * len(self.units)):
-            self.begin_pass()
-        self._trace.append(unit)
-        positions = self._positions.get(unit)
-        if positions:
-            at = bisect.bisect_left(positions, self._now)
-            self._now = positions[at if at < len(positions) else 0] + 1
-
-    def _next_use(self, unit):
-        """How many steps ahead it is needed."""
-        positions = self._positions.get(unit)
-        if not positions:
-            return len(self._order) + 1
-        at = bisect.bisect_left(positions, self._now)
-        if at < len(positions):
-            return positions[at] - self._now
-        return positions[0] + len(self._order) - self._now
+            self._order.begin_pass()
 
     # --- memory ---
 
-    def reading(self):
-        return contextlib.nullcontext() if self.room is None else self.room.reading()
-
-    def note_use(self, memory):
-        if self.room is not None:
-            self.room.note_use(memory)
-
-    def take(self, unit, sooner_than=None):
-        """Memory for a unit. With `sooner_than` only room of what is needed later than that many
-        steps ahead is taken, and None comes back where there is not enough."""
+    def _take(self, unit: Unit) -> torch.Tensor:
+        """Returns memory for a unit, over the limit if need be."""
         while True:
-            if (memory := self._take_free(unit.nbytes)) is not None:
+            if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
-            victims = [u for u in self.units if u.memory is not None and u.users == 0]
-            if sooner_than is not None:  # what is on its way is not free at once
-                victims = [u for u in victims if u.is_settled() and u.forget_written()]
-            victim = max(victims, key=self._expendability, default=None)
-            if victim and (sooner_than is None or self._next_use(victim) > sooner_than):
-                try:
-                    self._evict(victim)
-                except (OSError, RuntimeError):  # what cannot be written stays: others may go
-                    if all(u.has_failed() for u in victims):
-                        raise
-                continue
-            if sooner_than is not None:
-                return None
-            return self._take_more(unit)
+            if not self._evict_one(self._idle()):
+                return self._take_more(unit)
 
-    def _expendability(self, unit):
-        return not unit.has_failed(), self._next_use(unit)
-
-    def _take_free(self, nbytes):
-        if self.room is not None:
-            try:
-                return self.room.take(nbytes)
-            except torch.OutOfMemoryError:
+    def _take_ahead(self, unit: Unit, ahead: int) -> torch.Tensor | None:
+        """Returns memory for a unit that is needed so many uses ahead, or None if all memory is
+        taken by units that are needed sooner."""
+        while True:
+            if (memory := self._memory.take(unit.nbytes)) is not None:
+                return memory
+            # Memory with reads or writes under way is not free at once.
+            settled = [u for u in self._idle() if u.buffer.is_settled() and u.forget_written()]
+            if not self._evict_one(settled, later_than=ahead):
                 return None
+
+    def _idle(self) -> list[Unit]:
+        return [unit for unit in self.units if unit.memory is not None and unit.users == 0]
+
+    def _evict_one(self, units: list[Unit], later_than: int = -1) -> bool:
+        """Evicts the one that is needed last, if that is later than so many uses ahead. Returns
+        False if there is none."""
+        victim = max(units, key=self._expendability, default=None)
+        if victim is None or self._order.next_use(victim) <= later_than:
+            return False
         try:
-            buffer = self.space.take(nbytes, 0)
-        except TimeoutError:
-            return None
-        with torch.inference_mode(False):  # autograd may want it later
-            return torch.frombuffer(buffer, dtype=torch.uint8)
+            self._evict(victim)
+        except (OSError, RuntimeError):  # it could not be written and stays: another may go
+            if all(unit.has_failed() for unit in units):
+                raise
+        return True
 
-    def _evict(self, unit):
+    def _expendability(self, unit: Unit) -> tuple[bool, int]:
+        return not unit.has_failed(), self._order.next_use(unit)
+
+    def _evict(self, unit: Unit) -> None:
         unit.check_written()
-        operations = unit.operations
-        unit.forget()
-        for _, operation in operations:  # until then the memory is not free
-            with contextlib.suppress(OSError, OlderValues):  # nobody needs it any more
-                operation.wait()
+        reads = unit.buffer.reads
+        unit.buffer.forget()
+        for _, read in reads:  # they hold the memory until they end
+            with contextlib.suppress(OSError, OlderValues):  # nobody needs the values
+                read.wait()
 
-    def _take_more(self, unit):
-        """All that is left is in use, or held by autograd or by writes under way."""
-        if self._writing:
-            with contextlib.suppress(OSError, RuntimeError):  # it is said where it is used
+    def _take_more(self, unit: Unit) -> torch.Tensor:
+        """Returns memory when all of it is in use, or held by autograd or by writes under way."""
+        if self._unwritten:
+            with contextlib.suppress(OSError, RuntimeError):  # the next use of the unit raises it
                 self.settle()
-            if (memory := self._take_free(unit.nbytes)) is not None:
+            if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
         if self._overflows == 0:
             _log.warning(
-                "weights in use at once need more memory than they were given: %d bytes more are "
-                "taken; raise max_cpu_bytes (on a GPU max_gpu_bytes) or name smaller units",
+                "the weights in use at once exceed their memory limit: took %d bytes more; raise "
+                "max_cpu_bytes (on a GPU: max_gpu_bytes) or name smaller units",
                 unit.nbytes,
             )
         self._overflows += 1
-        unit.beyond = True
-        if self.room is not None:
-            return self.room.take(unit.nbytes, beyond=True)
-        with torch.inference_mode(False):
-            return torch.empty(unit.nbytes, dtype=torch.uint8)
+        unit.buffer.over_limit = True
+        return self._memory.take_over_limit(unit.nbytes)
 
-    def _bring(self, unit):
-        self._record(unit)
+    def _bring(self, unit: Unit) -> None:
+        """Brings a unit in, and starts to read the next ones."""
+        self._order.record(unit, len(self.units))
         if unit.memory is None:
             self._misses += 1
-            unit.begin(self.take(unit))
+            unit.begin(self._take(unit))
         else:
             self._hits += 1
         self._bring_ahead()
         with span("wait for weights"):
-            unit.wait()
+            unit.buffer.wait()
 
-    def _bring_ahead(self):
-        """Starts to bring what the last pass needed next. Only so far that the drive has always
-        something to do: the rest of the memory is for what stays from pass to pass."""
-        count = len(self._order)
+    def _bring_ahead(self) -> None:
+        """Starts to read the units that the last pass needed next: only as many as keep the drive
+        busy, since the rest of the memory is for units that stay from pass to pass."""
         window = self._window_bytes
-        for ahead in range(count):
-            unit = self._order[(self._now + ahead) % count]
+        for ahead, unit in enumerate(self._order.ahead()):
             window -= unit.nbytes
             if unit.memory is None:
-                memory = self.take(unit, sooner_than=ahead)
+                memory = self._take_ahead(unit, ahead)
                 if memory is None:
                     return
                 unit.begin(memory)
@@ -176,133 +141,128 @@ class Residency:
 
     # --- use ---
 
-    def enter(self, unit, replacing=False):
-        """`replacing`: all of it is about to get other values."""
+    def use(
+        self, units: Iterable[Unit], at_end: contextlib.ExitStack, replacing: bool = False
+    ) -> None:
+        """Brings units in and shows their weights until the stack `at_end` closes. `replacing`: the
+        caller is about to replace all their values."""
+        for unit in units:
+            self._enter(unit, replacing)
+            at_end.callback(self._leave, unit)
+
+    def adopt(self, unit: Unit, empty: Collection[torch.nn.Parameter]) -> None:
+        """Gives a new unit memory and the values of its parameters; those in `empty` have none."""
+        unit.adopt(self._take(unit), empty)
+
+    def _enter(self, unit: Unit, replacing: bool = False) -> None:
         with self._lock:
             unit.users += 1
             if unit.users > 1:
                 return
             try:
                 self._bring(unit)
-                # In inference mode nobody knows what of it is replaced.
+                # In inference mode autograd does not tell which values are replaced.
                 if not replacing or torch.is_inference_mode_enabled():
-                    unit.check_newest()
+                    unit.buffer.check_newest()
                 unit.show()
             except BaseException:
                 unit.users -= 1
                 raise
 
-    def leave(self, unit):
+    def _leave(self, unit: Unit) -> None:
         with self._lock:
             unit.users -= 1
             if unit.users == 0:
                 unit.hide()
                 self._give_up(unit)
 
-    def _give_up(self, unit):
-        """Memory beyond the limit is for those alone who use it now."""
-        if unit.users == 0 and unit.beyond:
+    def _give_up(self, unit: Unit) -> None:
+        """Lets go of memory over the limit as soon as nobody uses it."""
+        if unit.users == 0 and unit.buffer.over_limit:
             unit.check_written()
-            unit.forget()
+            unit.buffer.forget()
 
-    def place_of(self, tensor):
-        """Where a weight is, or a view of one; None for other tensors."""
+    def find(self, tensor: torch.Tensor) -> tuple[Unit, StoredParameter] | None:
+        """Returns the weight that a tensor is, or is a view of; None for other tensors."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if tensor.device != self.device or tensor.layout != torch.strided:
             return None
-        unit = self.by_storage.get(tensor.untyped_storage().data_ptr())
-        if unit is None:
+        buffer = self._memory.buffers.get(tensor.untyped_storage().data_ptr())
+        if buffer is None:
             return None
-        home = unit.home_at(tensor.storage_offset() * tensor.dtype.itemsize)
-        return Place(
-            unit,
-            home,
-            home.version,
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            tensor.storage_offset(),
-        )
+        unit = self._owners[buffer]
+        return unit, unit.parameter_at(tensor.storage_offset() * tensor.dtype.itemsize)
 
-    def at(self, place):
-        """The weight that is at a place, brought in."""
-        if place.version != place.home.version:
-            raise RuntimeError(
-                f"a weight of shape {tuple(place.home.size)} that this backward pass needs has "
-                "been changed since its forward pass, as by a step of the optimizer"
-            )
-        unit = place.unit
+    def fetch(self, unit: Unit) -> torch.Tensor:
+        """Brings a unit in and returns its memory."""
         with self._lock:
-            unit.users += 1  # it must not give way to what comes after it
+            unit.users += 1  # so that reading ahead does not evict it
             try:
                 self._bring(unit)
-                unit.check_newest()
-                self.note_use(unit.memory)
-                elements = unit.memory.view(place.dtype)
-                return elements.as_strided(place.size, place.stride, place.offset)
+                unit.buffer.check_newest()
+                unit.buffer.note_use()
+                return unit.buffer.held
             finally:
                 unit.users -= 1
                 self._give_up(unit)
 
-    def saved_weights(self):
-        """The hooks under which autograd saves places of weights; None where they are in force."""
-        others = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if others is not None:
-            owner = getattr(others[0], "__self__", None)
-            if isinstance(owner, SavedWeights) and owner.residency is self:
-                return None
-        return SavedWeights(self, others)
+    def values_of(self, unit: Unit) -> list[torch.Tensor]:
+        """Returns copies of the weights of a unit."""
+        if unit.buffer.settled() is not None:
+            unit.buffer.check_newest()
+            return unit.copies()
+        with contextlib.ExitStack() as at_end:
+            self.use([unit], at_end)
+            return unit.copies()
+
+    def values(self) -> dict[Unit, list[torch.Tensor]]:
+        """Returns copies of all weights. After it no unit needs to be written."""
+        only_here = [unit for unit in self.units if unit.has_failed()]
+        for unit in only_here:
+            unit.users += 1  # so that the others do not evict it
+        try:
+            values = {unit: self.values_of(unit) for unit in self.units}
+        finally:
+            for unit in only_here:
+                unit.users -= 1
+        for unit in self.units:
+            unit.forgo_writes()
+        return values
 
     # --- writes ---
 
-    def note_writes(self, unit):
-        with self._lock:
-            others = [u for u in self._writing if u is not unit and not u.forget_written()]
-            self._writing = [*others, unit]
-
-    def write_changed(self, units):
-        """Starts to write those of them that are shown and that somebody has changed."""
+    def write_changed(self, units: Iterable[Unit]) -> None:
+        """Starts to write those of these units that somebody has changed since they were shown."""
         with self._lock:
             for unit in units:
                 if unit.shown and unit.is_changed():
                     unit.write_back()
                     unit.note_versions()
 
-    def write_all(self, units):
-        """Starts to write what they show, whether autograd has seen a change or not."""
+    def write_all(self, units: Collection[Unit]) -> None:
+        """Starts to write the weights that these units show, also changes that autograd missed."""
 
-        def write(unit):
+        def write(unit: Unit) -> None:
             unit.note_versions()
             unit.write_back()
 
-        self.note_changes(units)  # where Ctrl-C keeps one from being written now, leaving does it
+        self.note_changes(units)  # after Ctrl-C, _leave() writes the units that are missing
         with self._lock:
-            self._each(write, units)
+            each(write, units)
 
-    def note_changes(self, units):
-        """What they show has changed: who leaves them writes it."""
+    def note_changes(self, units: Iterable[Unit]) -> None:
+        """Says that the weights of these units have changed: _leave() writes them."""
         with self._lock:
             for unit in units:
                 unit.note_change()
 
-    def settle(self):
-        """Waits until the drive has all values."""
+    def settle(self) -> None:
+        """Waits until all values are on the drive."""
         with self._lock:
-            self._each(Unit.check_written, self._writing)
+            self._unwritten.settle()
 
-    def _each(self, function, units):
-        """Calls it with all of them, whichever fails; raises the first failure at the end."""
-        failure = None
-        for unit in units:
-            try:
-                function(unit)
-            except (OSError, RuntimeError) as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-
-    def stats(self):
+    def stats(self) -> dict[str, int]:
         return {
             "weight_bytes": sum(unit.nbytes for unit in self.units),
             "resident_bytes": sum(unit.nbytes for unit in self.units if unit.memory is not None),

@@ -1,40 +1,80 @@
-"""What autograd keeps of weights on the drive for the backward pass: where they are."""
+"""What autograd keeps of weights for the backward pass: which they are, not their values."""
 
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from .._memory.stored_parameter import Home
+from .._memory.stored_parameter import StoredParameter
+from .residency import Residency
+from .unit import Unit
 
 
 @dataclass(frozen=True)
-class Place:
-    """What autograd keeps of a weight: where it is."""
+class SavedWeight:
+    """Stands for a weight, or a view of one, that the backward pass needs."""
 
-    unit: object  # that brings it
-    home: Home
-    version: int  # of the weight
+    unit: Unit  # to bring in
+    stored: StoredParameter
+    version: int | None  # of the weight
     dtype: torch.dtype
     size: torch.Size
-    stride: tuple
+    stride: tuple[int, ...]
     offset: int
 
 
-class SavedWeights:
-    """Hooks of autograd: weights are saved as their places. What else is saved goes to the hooks
-    that were there before, as those of activation checkpointing."""
+def save_weights(residency: Residency, at_end: contextlib.ExitStack) -> None:
+    """Makes autograd save a SavedWeight for each weight, until the stack `at_end` closes."""
+    others = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if others is not None:
+        owner = getattr(others[0], "__self__", None)
+        if isinstance(owner, SavedTensorHooks) and owner.residency is residency:
+            return  # autograd calls ours already
+    hooks = SavedTensorHooks(residency, others)
+    at_end.enter_context(torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack))
 
-    def __init__(self, residency, others):
+
+class SavedTensorHooks:
+    """Hooks of autograd. They save weights as SavedWeights and pass other tensors to the hooks that
+    were set before, such as those of activation checkpointing."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        others: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None,
+    ) -> None:
         self.residency = residency
         self._others = others
 
-    def pack(self, tensor):
-        place = self.residency.place_of(tensor)
-        if place is not None or self._others is None:
-            return tensor if place is None else place
-        return self._others[0](tensor)
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if (found := self.residency.find(tensor)) is not None:
+            unit, stored = found
+            return SavedWeight(
+                unit,
+                stored,
+                stored.version,
+                tensor.dtype,
+                tensor.size(),
+                tensor.stride(),
+                tensor.storage_offset(),
+            )
+        return tensor if self._others is None else self._others[0](tensor)
 
-    def unpack(self, packed):
-        if isinstance(packed, Place):
-            return self.residency.at(packed)
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, SavedWeight):
+            return self._restored(packed)
         return packed if self._others is None else self._others[1](packed)
+
+    def _restored(self, saved: SavedWeight) -> torch.Tensor:
+        if saved.version != saved.stored.version:
+            raise RuntimeError(
+                f"this backward pass needs a weight of shape {tuple(saved.stored.size)} that was "
+                "changed since its forward pass, for example by optimizer.step(): call backward() "
+                "before you change weights"
+            )
+        elements = self.residency.fetch(saved.unit).view(saved.dtype)
+        return elements.as_strided(saved.size, saved.stride, saved.offset)

@@ -1,224 +1,202 @@
-"""The weights of one module, which come and go together."""
+"""The weights of one module, which are read, shown and written together."""
+
+from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
+from .._core import Operation, SwapSpace
 from .._memory.layout import page_up
-from .._memory.stored_parameter import OlderValues
+from .._memory.stored_parameter import StoredParameter
+from .._memory.weight_memory import WeightBuffer
 
 
 class Unit:
-    """The parameters of a module: they come and go together, in one stretch of memory."""
+    """The weights of a module. They lie in one buffer and are read, shown and written together."""
 
-    def __init__(self, residency):
-        self.residency = residency
-        self.homes = []
+    def __init__(self, buffer: WeightBuffer, unwritten: Unwritten) -> None:
+        """The unit adds itself to `unwritten` when its memory becomes newer than the drive."""
+        self.buffer = buffer
+        self.parameters: list[StoredParameter] = []
         self.nbytes = 0
-        self.memory = None  # while it is there, or on its way
-        self.beyond = False  # is that memory beyond the limit?
-        self.operations = []  # (home, operation) that bring it
-        self._older = {}  # home -> how it failed to be written, where its memory has older values
-        self.writes = []  # of what its memory holds, until they are known to be good
-        self.failure = None  # of a write that could not even begin
-        self.users = 0
-        self.shown = False  # do its parameters have its memory?
-        self.moved = False  # have they ever had it?
-        self._versions = []  # of its parameters when they were shown
-        self._is_changed = False  # is all of it known to have changed since?
-        residency.units.append(self)
+        self.users = 0  # who need it in memory
+        self.shown = False  # whether its parameters have its memory
+        self.moved = False  # whether they have ever had it
+        self._versions: list[int | None] = []  # of its parameters when they were shown
+        self._is_changed = False  # whether all of it is known to have changed since
+        self._writes: list[Operation] = []  # from its memory, until they have succeeded
+        self._failure: Exception | None = None  # of a write that could not begin
+        self._unwritten = unwritten
 
-    def add(self, home):
-        home.offset = self.nbytes
-        self.nbytes += page_up(home.nbytes)
-        self.homes.append(home)
+    def add(self, param: torch.nn.Parameter, key: str, space: SwapSpace) -> None:
+        """Adds a parameter, which the space stores under `key`."""
+        stored = StoredParameter(param, key, space, self.buffer, self.nbytes)
+        self.nbytes += page_up(stored.nbytes)
+        self.parameters.append(stored)
 
-    def home_at(self, offset):
-        """The home of the parameter that has this byte of its memory."""
-        return next(home for home in reversed(self.homes) if home.offset <= offset)
+    def parameter_at(self, offset: int) -> StoredParameter:
+        """Returns the parameter at this byte of its memory."""
+        return next(stored for stored in reversed(self.parameters) if stored.offset <= offset)
 
-    def settled_memory(self):
-        """Its memory, if all bytes are there."""
-        if self.memory is None or not self.is_settled():
-            return None
-        self.wait()
-        return self.memory
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """Its memory, also while reads fill it; None if it has none."""
+        return self.buffer.memory
 
-    def is_settled(self):
-        return all(operation.done() for _, operation in self.operations)
+    # --- reading ---
 
-    def wait(self):
-        try:
-            for home, operation in self.operations:
-                try:
-                    operation.wait()
-                except OlderValues as error:
-                    self._older[home] = error.with_traceback(None)
-        except BaseException:
-            self.forget()
-            raise
-        self.operations = []
-
-    def check_newest(self, *homes):
-        """Refuses to use memory that has other values than were last computed, of these or of all
-        homes."""
-        for home, error in self._older.items():
-            if not homes or home in homes:
-                raise OlderValues(str(error)) from error.__cause__
-
-    def begin(self, memory):
-        """Starts to bring it into memory."""
+    def begin(self, memory: torch.Tensor) -> None:
+        """Starts to read its weights into `memory`."""
         self._check_failure()
-        self.hold(memory)
+        self.buffer.hold(memory)
         try:
-            with self.residency.reading():
-                for home in self.homes:
-                    # Not through home.read(): the memory it would find is the one to be filled.
-                    for key, at, nbytes in home._pieces(0, home.numel):
-                        at += home.offset
-                        self.operations.append((home, home.get(key, memory[at : at + nbytes])))
+            with self.buffer.reading():
+                for stored in self.parameters:
+                    for read in stored.load(memory):
+                        self.buffer.reads.append((stored.offset, read))
         except BaseException:
-            self.forget()
+            self.buffer.forget()
             raise
 
-    def hold(self, memory):
-        self.memory = memory
-        self.residency.by_storage[memory.untyped_storage().data_ptr()] = self
+    # --- what its parameters show ---
 
-    def forget(self):
-        """Lets go of its memory, which is free when nobody else holds it."""
-        if self.memory is None:
-            return
-        self.residency.by_storage.pop(self.memory.untyped_storage().data_ptr(), None)
-        if self.residency.room is not None:
-            self.residency.room.note_end(self.nbytes)
-        self.memory = None
-        self.beyond = False
-        self.operations = []
-        self._older = {}
-
-    def show(self):
-        self.check_written()  # what is being written must not change
-        for home in self.homes:
-            home.check_unchanged()
-        self.residency.note_use(self.memory)
+    def show(self) -> None:
+        """Gives its parameters their values in its memory."""
+        self.check_written()  # memory must not change while it is written
+        for stored in self.parameters:
+            stored.check_unchanged()
+        self.buffer.note_use()
         try:
-            for home in self.homes:
-                home.show(home.of(self.memory))
+            for stored in self.parameters:
+                stored.show(stored.of(self.buffer.held))
         except BaseException:
-            self.take_away()
+            self._take_away()
             raise
         self.note_versions()
         self.shown = True
 
-    def note_versions(self):
-        """What is in the parameters now need not be written."""
-        self._versions = [home.version for home in self.homes]
-        self._is_changed = False
-
-    def note_change(self):
-        """All that it shows has changed, also where autograd has not seen it."""
-        self._is_changed = True
-        for home in self.homes:
-            if home.version is not None:
-                torch.autograd.graph.increment_version(home.param)
-
-    def is_changed(self):
-        return bool(self._changed())
-
-    def hide(self):
+    def hide(self) -> None:
+        """Starts to write what was changed, and takes the values away from its parameters."""
         try:
             if self.is_changed():
                 self.write_back()
         finally:
-            self.take_away()
+            self._take_away()
 
-    def take_away(self):
+    def _take_away(self) -> None:
         self.shown = False
-        for home in self.homes:
-            home.show(home.absent)
+        for stored in self.parameters:
+            stored.show(stored.absent)
 
-    def bring_in(self, empty):
-        """The first time: from where the parameters are, if they have values, to its memory."""
-        self.hold(self.residency.take(self))
+    def adopt(self, memory: torch.Tensor, empty: Collection[torch.nn.Parameter]) -> None:
+        """The first time: copies the values of its parameters to `memory` and shows them there. The
+        parameters in `empty` have no values yet."""
+        self.buffer.hold(memory)
         self.users = 1
         with torch.no_grad():
-            for home in self.homes:
-                if home.param not in empty:
-                    home.of(self.memory).copy_(home.param)
-            for home in self.homes:  # not before all are there
-                home.param.data = home.of(self.memory)
+            for stored in self.parameters:
+                if stored.param is not None and stored.param not in empty:
+                    stored.of(memory).copy_(stored.param)
+            for stored in self.parameters:  # only when all are copied
+                stored.show(stored.of(memory))
         self.moved = True
 
-    def bring_out(self):
-        """And from there to the drive."""
+    def move_out(self) -> None:
+        """After adopt(): starts to write the values to the drive."""
         self.users = 0
         try:
             self.write_back()
         finally:
-            self.take_away()
+            self._take_away()
 
-    def write_back(self):
+    def copies(self) -> list[torch.Tensor]:
+        """Returns copies of the values in its memory."""
+        return [stored.of(self.buffer.held).clone() for stored in self.parameters]
+
+    def end(self, values: Sequence[torch.Tensor] | None = None) -> None:
+        """Gives its parameters these values, or none, and forgets them."""
+        for stored, value in zip(self.parameters, values or ()):
+            stored.show(value)
+        for stored in self.parameters:
+            stored.end()
+        self.buffer.forget()
+
+    # --- changes ---
+
+    def note_versions(self) -> None:
+        """Says that the present values of its parameters need not be written."""
+        self._versions = [stored.version for stored in self.parameters]
+        self._is_changed = False
+
+    def note_change(self) -> None:
+        """Says that all its weights have changed, also where autograd has not seen it."""
+        self._is_changed = True
+        for stored in self.parameters:
+            stored.note_change()
+
+    def is_changed(self) -> bool:
+        return bool(self._changed())
+
+    def _changed(self) -> set[StoredParameter]:
+        """Returns the parameters that somebody has changed since they were shown."""
+        if self._is_changed:
+            return set(self.parameters)
+        shown = zip(self.parameters, self._versions)
+        changed = {stored for stored, version in shown if stored.version != version}
+        memory = self.buffer.held
+        return changed | {stored for stored in self.parameters if stored.is_elsewhere(memory)}
+
+    # --- writing ---
+
+    def write_back(self) -> None:
         """Starts to write the values that its parameters show."""
-        # Until they are all under way: Ctrl-C may come, and the drive has older ones.
-        self.failure = RuntimeError("weights are half written")
-        self.residency.note_writes(self)
-        for home in self._older.keys() & self._changed():
-            del self._older[home]
-        for home in self.homes:
-            if home.is_elsewhere(self.memory):
-                home.collect(self.memory)
+        # Until all writes are under way: after Ctrl-C the drive has older values.
+        self._failure = RuntimeError("weights were written only in part: load a checkpoint")
+        self._unwritten.add(self)
+        for stored in self._changed():
+            self.buffer.note_newest(stored.offset)
+        for stored in self.parameters:
+            if stored.is_elsewhere(self.buffer.held):
+                stored.collect(self.buffer.held)
         self._write()
 
-    def _changed(self):
-        """The homes of what somebody has changed, as far as is known."""
-        if self._is_changed:
-            return set(self.homes)
-        shown = zip(self.homes, self._versions)
-        changed = {home for home, version in shown if home.version != version}
-        return changed | {home for home in self.homes if home.is_elsewhere(self.memory)}
-
-    def _write(self):
-        for operation in self.writes:  # newer values follow: what becomes of these is no matter
-            with contextlib.suppress(OSError):
-                operation.wait()
-        self.writes, self.failure = [], None
+    def _write(self) -> None:
+        self.forgo_writes()  # newer values replace theirs
         try:
-            for home in self.homes:
-                if home in self._older:
-                    continue
-                for key, at, nbytes in home._pieces(0, home.numel):
-                    at += home.offset
-                    self.writes.append(home.put(key, self.memory[at : at + nbytes]))
+            for stored in self.parameters:
+                if not self.buffer.has_older(stored.offset):
+                    for write in stored.save(self.buffer.held):
+                        self._writes.append(write)
         except BaseException as error:
             if isinstance(error, OSError):
-                self.failure = copy.copy(error)  # without the frames that it comes from
+                self._failure = copy.copy(error)  # without its frames
             else:
-                self.failure = RuntimeError(f"weights are half written: {error!r}")
+                self._failure = RuntimeError(
+                    f"weights were written only in part ({error!r}): load a checkpoint"
+                )
             raise
         finally:
-            self.residency.note_writes(self)
+            self._unwritten.add(self)
 
-    def is_written(self):
-        return all(operation.done() for operation in self.writes)
-
-    def forget_written(self):
-        """Lets go of what its writes have used, if they are all done and good."""
-        if self.has_failed() or not self.is_written():
+    def forget_written(self) -> bool:
+        """Returns whether all its writes have succeeded; then it lets go of them."""
+        if self.has_failed() or not all(write.done() for write in self._writes):
             return False
         self._wait_written()
         return True
 
-    def has_failed(self):
-        """Whether its memory is newer than the drive and could not be written."""
-        return self.failure is not None or any(
-            operation.done() and operation.exception() is not None for operation in self.writes
+    def has_failed(self) -> bool:
+        """Returns whether its memory is newer than the drive and could not be written."""
+        return self._failure is not None or any(
+            write.done() and write.exception() is not None for write in self._writes
         )
 
-    def check_written(self):
-        """Waits until what its memory holds is on the drive. What has failed is tried once more:
-        until it is good the memory stays, since the drive has older values."""
+    def check_written(self) -> None:
+        """Waits until the drive has the values of its memory, and repeats failed writes once. Until
+        then its memory must stay: the drive has older values."""
         try:
             self._wait_written()
         except (OSError, RuntimeError):
@@ -227,38 +205,52 @@ class Unit:
             self._write()
             self._wait_written()
 
-    def _check_failure(self):
-        if self.failure is not None:
-            raise copy.copy(self.failure)
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise copy.copy(self._failure)
 
-    def _wait_written(self):
+    def _wait_written(self) -> None:
         self._check_failure()
-        for operation in self.writes:
-            operation.wait()
-        self.writes = []
+        for write in self._writes:
+            write.wait()
+        self._writes = []
 
-    def forgo_writes(self):
-        """What its memory holds need not reach the drive any more."""
-        for operation in self.writes:
+    def forgo_writes(self) -> None:
+        """Says that the values of its memory need not reach the drive any more."""
+        for write in self._writes:
             with contextlib.suppress(OSError):
-                operation.wait()
-        self.writes, self.failure = [], None
+                write.wait()
+        self._writes, self._failure = [], None
 
-    def values(self):
-        """Copies of its parameters' values."""
-        if (memory := self.settled_memory()) is not None:
-            self.check_newest()
-            return [home.of(memory).clone() for home in self.homes]
-        self.residency.enter(self)
+
+class Unwritten:
+    """The units whose memory may be newer than the drive, by the order of their last writes."""
+
+    def __init__(self) -> None:
+        self._units: list[Unit] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
+    def add(self, unit: Unit) -> None:
+        """Adds a unit, and removes those whose writes have succeeded."""
+        others = [
+            other for other in self._units if other is not unit and not other.forget_written()
+        ]
+        self._units = [*others, unit]
+
+    def settle(self) -> None:
+        """Waits until the drive has the values of all of them."""
+        each(Unit.check_written, self._units)
+
+
+def each(function: Callable[[Unit], None], units: Iterable[Unit]) -> None:
+    """Calls the function for every unit, even if some fail; then raises the first failure."""
+    failure = None
+    for unit in units:
         try:
-            return [home.of(self.memory).clone() for home in self.homes]
-        finally:
-            self.residency.leave(self)
-
-    def end(self, values=None):
-        """Its parameters get these values, or have none any more."""
-        for home, value in zip(self.homes, values or ()):
-            home.show(value)
-        for home in self.homes:
-            home.leave()
-        self.forget()
+            function(unit)
+        except (OSError, RuntimeError) as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
