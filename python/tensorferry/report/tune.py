@@ -154,18 +154,6 @@ def _path(
         + " candidates."
         + (f" Best: {setting_text(best)}." if best else "")
     )
-    lines = [
-        {
-            "type": "line",
-            "x0": edge,
-            "x1": edge,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
-            "line": {"color": "var(--line)", "width": 1},
-        }
-        for edge in edges[:-1]
-    ]
     return section(
         heading(3, "The tuner's path"),
         page.plot(
@@ -175,7 +163,7 @@ def _path(
             [_marks(name, kinds[name], rows) for name, rows in marks.items() if rows],
             {
                 "showlegend": True,
-                "shapes": lines,
+                "shapes": [_divider(edge) for edge in edges[:-1]],
                 "xaxis": {
                     "tickvals": ticks,
                     "ticktext": labels,
@@ -191,6 +179,19 @@ def _path(
             style="wide",
         ),
     )
+
+
+def _divider(edge: float) -> Json:
+    """Makes the line between two rounds."""
+    return {
+        "type": "line",
+        "x0": edge,
+        "x1": edge,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": "var(--line)", "width": 1},
+    }
 
 
 def _score(candidate: Json) -> float:
