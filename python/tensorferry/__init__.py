@@ -59,8 +59,8 @@ from .aio import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
-    from typing import Any, TypeVar
+    from collections.abc import Iterable
+    from typing import IO, Any, TypeVar
 
     import torch
 
@@ -96,16 +96,17 @@ __all__ = [
 
 def initialize(
     model: Model,
-    config: str | os.PathLike[str] | Mapping[str, Any],
+    config: str | os.PathLike[str] | IO[str] | dict[str, Any],
     *,
     optimizer: torch.optim.Optimizer | None = None,
     model_parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | None = None,
 ) -> tuple[Model, ConfiguredOptimizer | Any]:
     """Sets up a model and its optimizer from a DeepSpeed configuration: (model, optimizer).
 
-    `config` is the path of the JSON, or a dict. zero_optimization.offload_param puts weights on
-    NVMe, offload_optimizer puts states there; docs/offload.md lists the keys. An unknown key raises
-    ConfigError, and so does a key that changes numbers and that tensorferry cannot honour.
+    `config` is the path of the JSON, an open file, or a dict. zero_optimization.offload_param puts
+    weights on NVMe, offload_optimizer puts states there; docs/offload.md lists the keys. An unknown
+    key raises ConfigError, and so does a key that changes numbers and that tensorferry cannot
+    honour.
 
     The optimizer is the one of the configuration, over `model_parameters` (default: all), or the
     given one. Call its backward(loss), step() and zero_grad() for every micro-batch. If neither
@@ -113,6 +114,7 @@ def initialize(
     """
     from ._config.initialize import initialize as with_torch
 
+    # Any stands for None: a program that names an optimizer need not check for it.
     made: tuple[Model, ConfiguredOptimizer | Any] = with_torch(
         model, config, optimizer=optimizer, model_parameters=model_parameters
     )

@@ -145,8 +145,8 @@ def _bandwidth(page: Page, series: list[Json], prefix: str) -> str:
             f"Bandwidth by tensor size. {said}.",
             data,
             interval_layout(sizes, "Tensor size"),
-            "Of single operations: the size by the latency. Bars are 95 % confidence intervals of "
-            "the mean.",
+            "Bandwidth of single operations: size divided by latency. Bars are 95 % confidence "
+            "intervals of the mean.",
             style="wide",
         ),
     )

@@ -114,7 +114,9 @@ def _run(page: Page, label: str, results: Json, name: str, alone: bool) -> str:
             paragraph(f"{_drives(results)}. {_where(results)}", "lead"),
         ]
     if not results["complete"]:
-        parts.append(paragraph("This run was interrupted. What was finished is here.", "notice"))
+        parts.append(
+            paragraph("This run was interrupted. The page shows its finished part.", "notice")
+        )
     parts.append(maker.figures(results))
     parts.append(maker.sections(page, results, name))
     parts.append(section(heading(3, "Machine and settings"), _facts(results)))

@@ -90,7 +90,7 @@ def load(path: str | os.PathLike[str]) -> Json:
     version = results.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise Unusable(
-            f"{path}: results of version {version!r}, and this program reads {VERSION}; "
+            f"{path}: results of version {version!r}, but this program reads version {VERSION}; "
             "update tensorferry"
         )
     command = results.get("command")
@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str]) -> Json:
         raise Unusable(f"{path}: results of an unknown command, {command!r}; update tensorferry")
     problem = _misfit(results, SHAPES[command], "")
     if problem:
-        raise Unusable(f"{path}: {problem}; measure anew, or see docs/results.md")
+        raise Unusable(f"{path}: {problem}; measure again, or see docs/results.md")
     return results
 
 
