@@ -50,6 +50,7 @@ UNWRAPPED = {
     "docs/tune.md",
     "docs/verify.md",
     "python/README.md",
+    "src/engines/README.md",
 }
 # Functions that are still too long, with their lines. The number may only shrink.
 LONG_FUNCTIONS = {
