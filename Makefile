@@ -23,6 +23,7 @@ export CCACHE_NOHASHDIR = 1
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
 RUFF := .venv/bin/ruff
+MYPY := .venv/bin/mypy
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 PY_FILES = python tests benchmarks examples docs
 # Tests beside each other, as many as there are processors, each with one thread of torch's; those
@@ -135,10 +136,11 @@ check-format: ## Fail if a C++ or Python file is not formatted
 	@echo "$(words $(CPP_FILES)) C++ files are formatted"
 	@$(RUFF) format --check $(PY_FILES)
 
-lint: ## ruff over all Python files; a warning fails
+lint: ## ruff and mypy over the Python files; a warning fails
 	@$(SETUP) packages build
 	@$(SETUP) venv check
 	@$(RUFF) check $(PY_FILES)
+	@$(MYPY)
 
 check: check-format lint asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
 

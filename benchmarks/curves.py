@@ -70,8 +70,12 @@ def passes(size: int) -> int:
 
 
 def curves(bench: Bench) -> list[Curve]:
+    return [*setting_curves(bench), size_curve(bench)]
+
+
+def setting_curves(bench: Bench) -> list[Curve]:
+    """Speed by queue depth, block size and number of workers."""
     file = bench.read_file
-    long_file = file.with_name("sizes.bin")  # that of the pairs stays as it is
 
     def workers(memory: str) -> Callable[[int], float]:
         def take(count: int) -> float:
@@ -84,7 +88,7 @@ def curves(bench: Bench) -> list[Curve]:
         return fio_large(file, point, "read", FILE_BYTES, 4).gb_per_second
 
     def fixed(name: str, value: int) -> Callable[[int], float]:
-        """Ours with one setting given and the other by the point."""
+        """Ours with one setting fixed; the point gives the other."""
         other = "--queue-depth" if name == "--block-bytes" else "--block-bytes"
 
         def take(point: int) -> float:
@@ -93,21 +97,6 @@ def curves(bench: Bench) -> list[Curve]:
 
         return take
 
-    def by_size(size: int, memory: str) -> float:
-        if size <= MIB:  # at random offsets, one at a time
-            sample = bench.ferry.calls(file, "sync", size, GIB, passes(size), memory, 1)
-            return size / 1e3 / sample.call_us_mean
-        words = ("--memory", memory)
-        return bench.ferry.large(long_file, "read", size, passes(size), *words).gb_per_second
-
-    def fio_by_size(size: int) -> float:
-        if size <= MIB:
-            return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
-        best = bench.best_point("read", bench.large)
-        point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
-        return fio_large(long_file, point, "read", size, passes(size)).gb_per_second
-
-    longest = memory_for_one()
     return [
         Curve(
             "Queue depth, blocks of 1 MiB, read of 256 MiB",
@@ -140,24 +129,46 @@ def curves(bench: Bench) -> list[Curve]:
                 "ordinary memory": workers("ordinary"),
             },
         ),
-        Curve(
-            "Size of one tensor, one read at a time",
-            "bytes",
-            "GB/s",
-            tuple(size for size in SIZES if size <= longest),
-            {
-                "page-locked": partial(by_size, memory="pinned"),
-                "ordinary memory": partial(by_size, memory="ordinary"),
-                "fio, psync up to 1 MiB": fio_by_size,
-            },
-            x_text=size_text,
-            left_out={
-                f"one tensor of {size_text(size)}": f"{size_text(2 * size)} of memory must be free"
-                for size in SIZES
-                if size > longest
-            },
-        ),
     ]
+
+
+def size_curve(bench: Bench) -> Curve:
+    """Speed by the size of one tensor."""
+    file = bench.read_file
+    long_file = file.with_name("sizes.bin")  # the file of the pairs does not change
+
+    def by_size(size: int, memory: str) -> float:
+        if size <= MIB:  # at random offsets, one at a time
+            sample = bench.ferry.calls(file, "sync", size, GIB, passes(size), memory, 1)
+            return size / 1e3 / sample.call_us_mean
+        words = ("--memory", memory)
+        return bench.ferry.large(long_file, "read", size, passes(size), *words).gb_per_second
+
+    def fio_by_size(size: int) -> float:
+        if size <= MIB:
+            return size / 1e3 / fio_calls(file, size, GIB, passes(size)).call_us_mean
+        best = bench.best_point("read", bench.large)
+        point = FioPoint(min(best.block_bytes, size), best.depth, best.fixed_buffers)
+        return fio_large(long_file, point, "read", size, passes(size)).gb_per_second
+
+    longest = memory_for_one()
+    return Curve(
+        "Size of one tensor, one read at a time",
+        "bytes",
+        "GB/s",
+        tuple(size for size in SIZES if size <= longest),
+        {
+            "page-locked": partial(by_size, memory="pinned"),
+            "ordinary memory": partial(by_size, memory="ordinary"),
+            "fio, psync up to 1 MiB": fio_by_size,
+        },
+        x_text=size_text,
+        left_out={
+            f"one tensor of {size_text(size)}": f"{size_text(2 * size)} of memory must be free"
+            for size in SIZES
+            if size > longest
+        },
+    )
 
 
 def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:

@@ -81,7 +81,7 @@ def open_gds(path: Path, tensor: torch.Tensor) -> Gds | None:
 
 
 def raw_ring(program: Path, verb: str, path: Path, size: int) -> float:
-    best = [program, verb, path, str(size), str(MiB), "32"]
+    best = [str(program), verb, str(path), str(size), str(MiB), "32"]
     return float(subprocess.run(best, check=True, capture_output=True, text=True).stdout)
 
 
@@ -264,7 +264,8 @@ def set_of_tensors(folder: Path, total: int) -> None:
         torch.cuda.synchronize()
         before, cpu = resident_bytes(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         begin = last = time.perf_counter()
-        under_way, speeds, most = [], [], 0
+        under_way: list[tensorferry.Operation] = []
+        speeds, most = [], 0
         for i in range(count):
             if len(under_way) == ahead:
                 under_way.pop(0).wait()

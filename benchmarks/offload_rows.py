@@ -31,58 +31,53 @@ def fio_pass(bench: Bench, kind: str, size: int, point: FioPoint | None = None) 
     return Sample(repetition_seconds=size / 1e9 / drive.gb_per_second, engine="fio")
 
 
+def slower(drive: Sample, compute: Sample) -> Sample:
+    return max(drive, compute, key=lambda sample: sample.repetition_seconds)
+
+
+def beside(
+    bench: Bench, memory: JobProcess, kind: str, size: int, job: str, **options: Any
+) -> Sample:
+    """fio, while torch computes as often as fio moves so many bytes. With our blocks and depth:
+    buffers that stay in the cache would leave the memory to torch."""
+    point = bench.our_point("read")
+    begin = time.monotonic()
+    alone = fio_pass(bench, kind, size, point).repetition_seconds
+    count = 1 + int((time.monotonic() - begin) / alone)  # until fio has ended
+    memory.run(job, repeat=1, **options)
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
+        drive = fio_pass(bench, kind, size, point)
+        computing.result()
+    memory.run("release")
+    return drive
+
+
 def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
     folder = str(bench.read_file.parent)
     ours = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
     memory = JobProcess("offload_jobs.py", "torch", peers, "torch", folder)
     theirs = JobProcess("offload_jobs.py", "deepspeed", peers, "DeepSpeed", folder)
     bench.at_end += [ours.end, memory.end, theirs.end]
-    last: dict[int, Sample] = {}
+    return [*step_rows(bench, ours, memory, theirs), *inference_rows(bench, ours, memory)]
 
-    def our_pass(rows: int) -> Sample:
-        last[rows] = ours.run("infer", rows=rows, repeat=PASSES)
-        return last[rows]
 
-    def read_bytes(rows: int) -> int:
-        known = last.get(rows) or our_pass(rows)
-        return int(known.gb_per_second * 1e9 * known.repetition_seconds)
-
-    def step_limit() -> Sample:
+def step_rows(bench: Bench, ours: JobProcess, memory: JobProcess, theirs: JobProcess) -> list[Row]:
+    def limit() -> Sample:
         """The slower of the drive alone and the computation alone."""
         drive = fio_pass(bench, "mix", 2 * STEP_BYTES)
         compute = memory.run("step", repeat=STEPS)
         memory.run("release")
-        return max(drive, compute, key=lambda sample: sample.repetition_seconds)
-
-    def beside(kind: str, size: int, job: str, **options: Any) -> Sample:
-        """fio, while torch computes as often as fio moves so many bytes. With our blocks and depth:
-        buffers that stay in the cache would leave the memory to torch."""
-        point = bench.our_point("read")
-        begin = time.monotonic()
-        alone = fio_pass(bench, kind, size, point).repetition_seconds
-        count = 1 + int((time.monotonic() - begin) / alone)  # until fio has ended
-        memory.run(job, repeat=1, **options)
-        with ThreadPoolExecutor(1) as pool:
-            computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)
-            drive = fio_pass(bench, kind, size, point)
-            computing.result()
-        memory.run("release")
-        return drive
-
-    def pass_limit(rows: int) -> Sample:
-        drive = fio_pass(bench, "read", read_bytes(rows))
-        compute = memory.run("infer", rows=rows, repeat=PASSES)
-        memory.run("release")
-        return max(drive, compute, key=lambda sample: sample.repetition_seconds)
+        return slower(drive, compute)
 
     step = partial(ours.run, "step", repeat=STEPS)
-    rows = [
+    return [
         Row(
             "AdamW step, 200 M parameters in fp32, states on NVMe / the drive or torch alone",
             "s",
             Target(1.10, at_least=False),
             step,
-            step_limit,
+            limit,
             seconds,
             peer="torch",
         ),
@@ -91,7 +86,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             "s",
             None,
             step,
-            partial(beside, "mix", 2 * STEP_BYTES, "step"),
+            partial(beside, bench, memory, "mix", 2 * STEP_BYTES, "step"),
             seconds,
             peer="torch",
         ),
@@ -105,17 +100,36 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
             peer="DeepSpeed",
         ),
     ]
-    rows.append(
+
+
+def inference_rows(bench: Bench, ours: JobProcess, memory: JobProcess) -> list[Row]:
+    last: dict[int, Sample] = {}
+
+    def our_pass(batch: int) -> Sample:
+        last[batch] = ours.run("infer", rows=batch, repeat=PASSES)
+        return last[batch]
+
+    def read_bytes(batch: int) -> int:
+        known = last.get(batch) or our_pass(batch)
+        return int(known.gb_per_second * 1e9 * known.repetition_seconds)
+
+    def limit(batch: int) -> Sample:
+        drive = fio_pass(bench, "read", read_bytes(batch))
+        compute = memory.run("infer", rows=batch, repeat=PASSES)
+        memory.run("release")
+        return slower(drive, compute)
+
+    rows = [
         Row(
             "inference, weights 3x the memory for them / fio beside torch",
             "s",
             None,
             partial(our_pass, 1),
-            lambda: beside("read", read_bytes(1), "infer", rows=1),
+            lambda: beside(bench, memory, "read", read_bytes(1), "infer", rows=1),
             seconds,
             peer="torch",
         )
-    )
+    ]
     for batch, name in ((1, "the drive is the limit"), (128, "the processor is")):
         rows.append(
             Row(
@@ -123,7 +137,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
                 "s",
                 Target(1.10, at_least=False),
                 partial(our_pass, batch),
-                partial(pass_limit, batch),
+                partial(limit, batch),
                 seconds,
                 peer="torch",
             )

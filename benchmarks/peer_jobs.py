@@ -79,7 +79,7 @@ class TensorferryRaw:
             self.handle.write_many(transfers).wait()
             self.handle.sync(file, "full").wait()
 
-    def load(self, path: str, sizes: list[int]) -> None:
+    def load(self, path: str, sizes: list[int]) -> Any:
         with self.ferry.File(path) as file:
             at, transfers = 0, []
             for size in sizes:

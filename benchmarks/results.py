@@ -188,7 +188,7 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     found = []
     for row in now["rows"]:
         old = earlier.get(row["name"])
-        if not comparable(old, row):
+        if old is None or not comparable(old, row):
             continue
         if row["unit"] in MORE_IS_BETTER:
             worse = row["high"] < old["low"] * (1 - RUN_TO_RUN)

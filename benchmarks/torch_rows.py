@@ -31,10 +31,6 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
             "large", file=file, direction=direction, size=size, repeat=PASSES[size], memory=memory
         )
 
-    def small(jobs: JobProcess, kind: str, **options: Any) -> Sample:
-        bench.seed += 1
-        return jobs.run(kind, file=bench.read_file, seed=bench.seed, **options)
-
     rows = []
     for kind, name, factor in (("ordinary", "ordinary", 3.0), ("pinned", "page-locked", 1.0)):
         for direction in ("read", "write"):
@@ -64,8 +60,18 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
                     peer="torch",
                 )
             )
+    return [*rows, *small_rows(bench, ours, theirs), *locked_memory_rows(ours)]
+
+
+def small_rows(bench: Bench, ours: JobProcess, theirs: JobProcess) -> list[Row]:
+    """Small reads: by path, and many in one call."""
+
+    def small(jobs: JobProcess, kind: str, **options: Any) -> Sample:
+        bench.seed += 1
+        return jobs.run(kind, file=bench.read_file, seed=bench.seed, **options)
+
     by_path = {"size": 4096, "file_bytes": TENSOR_FILE_BYTES, "count": PATH_CALLS}
-    rows.append(
+    return [
         Row(
             "synchronous read by path from Python, 4 KiB / DeepSpeed",
             "us",
@@ -74,9 +80,7 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
             partial(small, theirs, "path", **by_path),
             call,
             peer="DeepSpeed",
-        )
-    )
-    rows.append(
+        ),
         Row(
             "synchronous read by path from Python, 4 KiB / os.open, os.preadv and os.close",
             "us",
@@ -85,9 +89,7 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
             partial(small, ours, "path", **by_path, bare=True),
             call,
             peer="torch",
-        )
-    )
-    rows.append(
+        ),
         Row(
             "10,000 tensors of 4 to 64 KiB, one call / DeepSpeed one by one",
             "GB/s",
@@ -96,13 +98,12 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
             partial(small, theirs, "many", count=SMALL_TENSORS),
             speed,
             peer="DeepSpeed",
-        )
-    )
-    return [*rows, *locked_memory_rows(ours)]
+        ),
+    ]
 
 
 def locked_memory_rows(ours: JobProcess) -> list[Row]:
-    """What page-locked memory takes beyond what was asked."""
+    """How much page-locked memory takes beyond the request."""
     return [
         Row(
             f"page-locked memory for {size_text(size)} / asked",

@@ -22,7 +22,8 @@ source_suffix = {".md": "markdown"}
 nitpicky = True
 # Names from elsewhere: there is no network to look them up in.
 nitpick_ignore_regex = [
-    ("py:.*", r"(os|torch|collections|typing)\..*|Literal|Iterable|Callable|Generator"),
+    ("py:.*", r"(argparse|os|torch|collections|typing)\..*|Literal|Iterable|Callable|Generator"),
+    ("py:class", "Model"),  # any torch.nn.Module
     ("cpp:identifier", r"(std|at|torch|Clock)(::.*)?|tensorferry"),
 ]
 

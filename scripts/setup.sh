@@ -86,6 +86,7 @@ venv() {
   pip_install requirements-test.txt
   pip_install requirements-docs.txt
   [ "$1" = test ] || return 0
+  pip_install requirements-check.txt  # a test runs mypy
   pip_install requirements-deepspeed.txt --no-build-isolation
 }
 

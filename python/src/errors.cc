@@ -64,7 +64,8 @@ nb::object as_exception(const Error& error) {
 void bind_errors(nb::module_& module) {
   invalid_argument = PyErr_NewExceptionWithDoc(
       "tensorferry.InvalidArgument",
-      "An argument that cannot be honoured: an OSError with errno EINVAL, and a ValueError.",
+      "An argument that tensorferry cannot accept: an OSError with errno EINVAL, and a "
+      "ValueError.",
       nb::make_tuple(nb::borrow(PyExc_OSError), nb::borrow(PyExc_ValueError)).ptr(), nullptr);
   if (invalid_argument == nullptr) throw nb::python_error();
   module.attr("InvalidArgument") = nb::borrow(invalid_argument);

@@ -86,16 +86,16 @@ void bind_facts(FileClass& file) {
             const Unlocked unlocked;
             return file.size();
           },
-          "In bytes, as of now.")
+          "The current size in bytes.")
       .def_prop_ro(
           "direct", [](PyFile& self) { return self.open().direct(); },
-          "Whether bytes bypass the page cache.")
+          "Whether transfers bypass the page cache.")
       .def_prop_ro(
           "direct_reason", [](PyFile& self) { return self.open().direct_reason(); },
-          "Why not, if not.")
+          "Why transfers use the page cache; empty if they bypass it.")
       .def_prop_ro(
           "memory_alignment", [](PyFile& self) { return self.open().memory_alignment(); },
-          "What a transfer in place needs; any other goes through a slot.")
+          "The alignment of memory that a transfer needs to avoid a copy.")
       .def_prop_ro("offset_alignment", [](PyFile& self) { return self.open().offset_alignment(); })
       .def_prop_ro(
           "block_bytes", [](PyFile& self) { return self.open().block_bytes(); },
@@ -106,10 +106,11 @@ void bind_facts(FileClass& file) {
 }  // namespace
 
 void bind_files(nb::module_& module) {
-  FileClass file(module, "File", R"(An open file: direct (O_DIRECT) and buffered, as needed.
+  FileClass file(module, "File",
+                 R"(An open file. It uses direct I/O (O_DIRECT) and the page cache as needed.
 
-A missing file is made when it may be written, with `permissions` less the umask; an existing one
-is never cut. Opening once saves the opening at every transfer.
+Opening a file to write makes a missing one, with `permissions` less the umask, and never cuts an
+existing one. A File that stays open saves an open() in every transfer.
 
 >>> import tensorferry
 >>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
@@ -124,9 +125,9 @@ is never cut. Opening once saves the opening at every transfer.
           },
           nb::arg("path"), nb::arg("access") = "read", nb::kw_only(),
           nb::arg("permissions") = File::usual_permissions,
-          nb::sig("def __init__(self, path: str | bytes | os.PathLike, access: "
-                  "Literal['read', 'write', 'read_write'] = 'read', *, permissions: int = 0o666) "
-                  "-> None"))
+          nb::sig(
+              "def __init__(self, path: _Path, access: Literal['read', 'write', 'read_write'] = "
+              "'read', *, permissions: int = 0o666) -> None"))
       .def_static(
           "borrow",
           [](int descriptor) {
@@ -134,9 +135,11 @@ is never cut. Opening once saves the opening at every transfer.
             return PyFile{File::borrow(descriptor)};
           },
           nb::arg("descriptor"),
-          "Uses a descriptor that the caller keeps and may close at any time. It may be O_DIRECT "
-          "and of any access; O_APPEND, which ignores offsets, is refused.")
-      .def("close", &PyFile::close, "Operations in flight keep the file open by themselves.")
+          "Uses a descriptor of the caller, who may close it at any time. It may be O_DIRECT "
+          "and have any access. O_APPEND, which ignores offsets, is refused.")
+      .def("close", &PyFile::close,
+           "Closes the file. Operations in flight keep it open until "
+           "they end.")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> File"))

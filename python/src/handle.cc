@@ -205,35 +205,36 @@ void bind_transfers(HandleClass& handle) {
   handle
       .def("read", &read, nb::arg("buffer").none(), nb::arg("file").none(), nb::arg("offset") = 0,
            nb::sig("def read(self, buffer: object, file: _File, offset: int = 0) -> Operation"),
-           "Starts to fill the buffer from the file and returns at once.\n\nReading past the end "
-           "of the file is an error.")
+           "Starts to fill the buffer from the file and returns at once.\n\nA read past the "
+           "end of the file fails.")
       .def("write", &write, nb::arg("buffer").none(), nb::arg("file").none(), nb::arg("offset") = 0,
            nb::arg("durability") = "none",
            nb::sig("def write(self, buffer: object, file: _File, offset: int = 0, durability: "
                    "Literal['none', 'data', 'full'] = 'none') -> Operation"),
-           "Starts to write the buffer and returns at once.\n\nThe file is made or extended as "
-           "needed, never cut. `durability` says what must have reached the drive before it is "
-           "done: nothing, the data, or the data with all metadata and the directory entry.")
+           "Starts to write the buffer and returns at once.\n\nMakes or extends the file as "
+           "needed and never cuts it. `durability` says what must be on the drive before the "
+           "operation ends: nothing, the data, or the data with all metadata and the directory "
+           "entry.")
       .def("read_now", &read_now, nb::arg("buffer").none(), nb::arg("file").none(),
            nb::arg("offset") = 0,
            nb::sig("def read_now(self, buffer: object, file: _File, offset: int = 0) -> None"),
-           "Fills the buffer and returns when that is done. A small read is made by the calling "
-           "thread itself.")
+           "Fills the buffer from the file and returns when it is full. The calling thread "
+           "itself makes a small read.")
       .def("write_now", &write_now, nb::arg("buffer").none(), nb::arg("file").none(),
            nb::arg("offset") = 0, nb::arg("durability") = "none",
            nb::sig("def write_now(self, buffer: object, file: _File, offset: int = 0, durability: "
                    "Literal['none', 'data', 'full'] = 'none') -> None"),
-           "Writes the buffer and returns when that is done.")
+           "Writes the buffer and returns when the write is done.")
       .def("read_many", &read_many, nb::arg("transfers"),
            nb::sig("def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, "
                    "_File, int]]) -> Operation"),
-           "Reads many (buffer, file, offset) as one operation; neighbours in one file become one "
-           "request.")
+           "Reads many (buffer, file, offset) as one operation. Neighbours in one file become "
+           "one request.")
       .def("write_many", &write_many, nb::arg("transfers"), nb::arg("durability") = "none",
            nb::sig("def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, "
                    "_File, int]], durability: Literal['none', 'data', 'full'] = 'none') -> "
                    "Operation"),
-           "Writes many (buffer, file, offset) as one operation. They must not overlap.");
+           "Writes many (buffer, file, offset) as one operation. The ranges must not overlap.");
 }
 
 void bind_life(HandleClass& handle) {
@@ -250,25 +251,27 @@ void bind_life(HandleClass& handle) {
           nb::arg("file").none(), nb::arg("durability") = "data",
           nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> "
                   "Operation"),
-          "Makes durable what writes that are done have written to the file.")
+          "Makes durable all that finished writes have written to the file.")
       .def_prop_ro(
           "engine",
           [](const PyHandle& self) {
             return self.with([](Handle& handle) { return std::string(handle.engine()); });
           },
-          "The engine in use. Before anything is queued: what it would be without a profile, as no "
-          "drive is known yet.")
+          "The engine in use. Before the first transfer the handle knows no drive: this is "
+          "then the choice without a profile.")
       .def_prop_ro(
           "engine_reason",
           [](const PyHandle& self) {
             return self.with([](Handle& handle) { return handle.engine_reason(); });
           },
-          "Why that one.")
+          "Why the handle uses that engine.")
       .def(
           "cancel_all",
           [](const PyHandle& self) { self.with([](Handle& handle) { handle.cancel_all(); }); },
-          "Gives up all that is in flight, writes too. The handle stays open.")
-      .def("stats", &stats, "What it has done so far: every retry and every fallback is counted.")
+          "Cancels all operations in flight, writes too. The handle stays open.")
+      .def("stats", &stats, nb::sig("def stats(self) -> dict[str, Any]"),
+           "Counts what the handle has done so far, with every retry and "
+           "every fallback.")
       .def("__repr__", &describe);
 }
 
@@ -332,15 +335,15 @@ HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
 }
 
 void bind_handle(nb::module_& module) {
-  HandleClass handle(module, "Handle", R"(What moves tensors: an engine, its workers, its limits.
+  HandleClass handle(module, "Handle", R"(Moves tensors with an engine, its workers and its limits.
 
-All methods may be called from any number of threads at once. Buffers are torch tensors of the CPU
-or of a GPU, NumPy arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and
+Any number of threads may call its methods at once. Buffers are torch tensors of the CPU or of a
+GPU, NumPy arrays, bytearrays, memoryviews and all objects with DLPack, of any type, size and
 alignment; files are paths, File objects or descriptors. Settings that are None follow from the
 device.
 
-A handle that ends finishes the writes it has accepted: in close(), when an exception leaves `with`,
-when nobody holds it any more, at the end of the interpreter. cancel_all() gives them up.
+A handle finishes the writes that it has accepted: in close(), when an exception leaves `with`, when
+the last reference to it goes, and at the end of the interpreter. cancel_all() gives them up.
 
 >>> import tensorferry
 >>> with tensorferry.Handle() as handle:
@@ -367,14 +370,13 @@ b'3456'
   bind_life(handle);
   bind_closing(
       handle, "def __enter__(self) -> Handle",
-      "Waits for all operations and ends. Raises the first failure that nobody has "
-      "seen.\n\nWhen nothing has moved for `close_limit_seconds`, gives up what is left, and "
-      "raises "
-      "for writes. Ctrl-C raises KeyboardInterrupt, and the handle goes on closing: call close() "
-      "again to wait on.",
-      "As close(). After an exception writes are finished too, and reads are cancelled; Ctrl-C "
-      "gives up the writes that are left.");
-  module.def("close_all", &Dock::end_all, "For the end of the interpreter.");
+      "Waits for all operations and closes the handle. Raises the first failure that the "
+      "program has not seen.\n\nIf nothing moves for `close_limit_seconds`, it gives up the "
+      "operations that are left, and raises if one of them is a write. Ctrl-C raises "
+      "KeyboardInterrupt and the handle goes on closing: call close() again to wait further.",
+      "Does the same as close(). After an exception it finishes writes too and cancels reads; "
+      "Ctrl-C gives up the writes that are left.");
+  module.def("close_all", &Dock::end_all, "Closes all handles at the end of the interpreter.");
 }
 
 }  // namespace tensorferry::python

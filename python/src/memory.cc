@@ -144,15 +144,15 @@ std::string describe(const PyPinnedBuffer& self) {
 
 void bind_buffers(nb::module_& module) {
   nb::class_<PyPinnedBuffer>(module, "PinnedBuffer", nb::type_slots(buffer_slots),
-                             R"(Page-locked memory, exactly as much as asked, in whole pages.
+                             R"(Page-locked memory of the requested size, in whole pages.
 
-It has the buffer protocol: give it to NumPy or torch, whose views keep it alive. In a process that
-uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
-leaves that to others.
+It has the buffer protocol: NumPy and torch can make views of it, and a view keeps it alive. In a
+process that uses CUDA it is registered with CUDA, so that copies to and from GPUs do not block;
+known_to_cuda=False leaves that to the caller.
 
-After a fork it is the parent's alone: a child does not get the memory, so that no fork has to copy
-it. In a child its views cannot be made (BufferError) or moved (OSError), and whoever touches a view
-or tensor from before the fork ends with SIGSEGV. Make what a child uses in the child.
+After a fork only the parent has the memory, so that no fork copies it. In the child, making a view
+raises BufferError and a transfer raises OSError; a child that touches a view or tensor from before
+the fork ends with SIGSEGV. Allocate in the child what the child uses.
 
 >>> import tensorferry
 >>> buffer = tensorferry.PinnedBuffer(1 << 20)
@@ -168,8 +168,8 @@ or tensor from before the fork ends with SIGSEGV. Make what a child uses in the 
           nb::arg("bytes"), nb::kw_only(), nb::arg("known_to_cuda") = true,
           nb::sig("def __init__(self, bytes: int, *, known_to_cuda: bool = True) -> None"))
       .def("free", &PyPinnedBuffer::free,
-           "Gives the memory back now. BufferError while views of it are alive; operations in "
-           "flight keep it by themselves.")
+           "Frees the memory now. Raises BufferError while views of it exist. Operations in "
+           "flight keep it until they end.")
       .def("__len__", [](const PyPinnedBuffer& self) { return self.memory.size(); })
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
@@ -187,7 +187,8 @@ or tensor from before the fork ends with SIGSEGV. Make what a child uses in the 
       .def_prop_ro("locked", [](const PyPinnedBuffer& self) { return self.memory.locked(); })
       .def_prop_ro(
           "lock_reason", [](const PyPinnedBuffer& self) { return self.memory.lock_reason(); },
-          "Why it is not locked, the limit and how to raise it; empty if it is.")
+          "Why the memory is not locked, with the limit and how to raise it; empty if it is "
+          "locked.")
       .def_prop_ro("huge_page_reason",
                    [](const PyPinnedBuffer& self) { return self.memory.huge_page_reason(); })
       .def("__repr__", &describe);
@@ -202,7 +203,8 @@ void bind_gds(nb::module_& module) {
         return nb::make_tuple(modes[static_cast<std::size_t>(support.mode)], support.reason);
       },
       nb::sig("def gds_support() -> tuple[str, str]"),
-      "What of GPUDirect Storage can be had: 'none', 'compat' or 'direct', and why no more.");
+      "Returns how far GPUDirect Storage works here ('none', 'compat' or 'direct') and the "
+      "reason.");
   module.def(
       "gds_counts",
       [] {
@@ -213,7 +215,8 @@ void bind_gds(nb::module_& module) {
         told["in_flight_max"] = counts.in_flight_max;
         return told;
       },
-      "What this process has asked of cuFile so far.");
+      nb::sig("def gds_counts() -> dict[str, int]"),
+      "Counts the requests of this process to cuFile so far.");
   module.def(
       "register_gpu_memory",
       [](nb::handle tensor) {
@@ -225,7 +228,9 @@ void bind_gds(nb::module_& module) {
       [](nb::handle tensor) {
         return unregister_gpu_memory(Buffer(tensor, Use::fill, Reach::gpu_too).bytes().data());
       },
-      nb::arg("tensor").none(), "Undoes that. False if it was not registered.");
+      nb::arg("tensor").none(),
+      "Undoes register_gpu_memory(). Returns False if the tensor was "
+      "not registered.");
 }
 
 }  // namespace
@@ -234,11 +239,11 @@ void bind_memory(nb::module_& module) {
   bind_buffers(module);
   bind_gds(module);
   module.def("is_pinned", &is_pinned_buffer, nb::arg("buffer").none(),
-             "Whether all of the buffer is page-locked memory of ours or of torch. False, never an "
-             "error, for what has no memory.");
+             "Returns whether tensorferry or torch has page-locked the whole buffer. Returns "
+             "False, never an error, for an object without memory.");
   module.def("retire", &retire, nb::arg("address"),
-             "Gives up a PinnedBuffer by its first address; views of it stay valid.");
-  module.def("pinned_stats", &pinned_stats);
+             "Gives up the PinnedBuffer that begins at `address`. Its views stay valid.");
+  module.def("pinned_stats", &pinned_stats, nb::sig("def pinned_stats() -> dict[str, Any]"));
   module.def(
       "byte_count",
       [](nb::handle buffer) { return Buffer(buffer, Use::take, Reach::gpu_too).bytes().size(); },
@@ -259,7 +264,8 @@ void bind_memory(nb::module_& module) {
       },
       nb::arg("to").none(), nb::arg("source").none(),
       nb::sig("def copy(to: object, source: object) -> None"),
-      "Copies memory with the widest instructions of the processor. The two must not overlap.");
+      "Copies memory with the widest instructions of the processor. The buffers must not "
+      "overlap.");
 }
 
 }  // namespace tensorferry::python

@@ -27,7 +27,7 @@ std::uint64_t to_bytes(nb::handle number, const char* name, const char* operatio
 
 NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's own names
   using namespace tensorferry::python;
-  module.doc() = "The extension behind tensorferry; import that instead.";
+  module.doc() = "The extension of tensorferry. Import tensorferry instead.";
   module.attr("__version__") = TENSORFERRY_VERSION;
   nb::set_leak_warnings(false);  // at exit a thread may still hold what it waits for
   bind_errors(module);
@@ -38,9 +38,11 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   bind_swap(module);
   module.def(
       "privileged", [] { return ::getauxval(AT_SECURE) != 0; },
-      "Whether this program has rights that whoever started it need not have (setuid, setgid, file "
-      "capabilities). No variable of tensorferry's counts then.");
-  module.def("tracing", &tensorferry::tracing, "Whether TENSORFERRY_TRACE asks for a trace.");
+      "Returns whether this program has rights that its user may lack (setuid, setgid, file "
+      "capabilities). If so, tensorferry ignores its variables of the environment.");
+  module.def("tracing", &tensorferry::tracing,
+             "Returns whether TENSORFERRY_TRACE asks for a "
+             "trace.");
   module.def(
       "trace_span",
       [](const std::string& name, std::int64_t begin_ns, std::int64_t end_ns) {
@@ -49,7 +51,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
                                 Time(std::chrono::nanoseconds(end_ns)));
       },
       nb::arg("name"), nb::arg("begin_ns"), nb::arg("end_ns"),
-      "Adds work of this thread to the trace, with times of time.monotonic_ns().");
+      "Adds work of this thread to the trace. The times are those of time.monotonic_ns().");
   module.def(
       "validate",
       [](nb::handle buffer, nb::handle path, nb::handle offset) {
@@ -62,8 +64,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
         });
       },
       nb::arg("buffer").none(), nb::arg("path").none(), nb::arg("offset") = 0,
-      nb::sig("def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> "
-              "None"),
-      "Compares the buffer with an ordinary read of the file. OSError (EBADMSG) with the first "
-      "offset that differs.");
+      nb::sig("def validate(buffer: object, path: _Path, offset: int = 0) -> None"),
+      "Compares the buffer with an ordinary read of the file. Raises OSError (EBADMSG) with "
+      "the first offset that differs.");
 }

@@ -180,7 +180,7 @@ void bind_completions(nb::module_& module) {
       .def(nb::init<>())
       .def("fileno", &Completions::descriptor)
       .def("watch", &Completions::watch)
-      .def("take", &Completions::take);
+      .def("take", &Completions::take, nb::sig("def take(self) -> list[int]"));
 }
 
 using OperationClass = nb::class_<PyOperation>;
@@ -189,10 +189,10 @@ void bind_facts(OperationClass& operation) {
   operation
       .def_prop_ro(
           "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
-          "Moved so far.")
+          "The number of bytes moved so far.")
       .def_prop_ro(
           "engine", [](const PyOperation& self) { return self.flight->operation.engine(); },
-          "Which engine moves it: `auto` may choose another for one file.")
+          "The engine that moves the bytes. `auto` may choose another one for one file.")
       .def_prop_ro("engine_reason",
                    [](const PyOperation& self) { return self.flight->operation.engine_reason(); })
       .def_prop_ro(
@@ -202,7 +202,7 @@ void bind_facts(OperationClass& operation) {
             const auto timing = self.flight->operation.timing();
             return std::chrono::duration<double>(timing.finished - timing.queued).count();
           },
-          "From the call to the end; None before done().")
+          "The time from the call to the end; None before the end.")
       .def("__repr__", &describe);
 }
 
@@ -211,11 +211,11 @@ void bind_facts(OperationClass& operation) {
 void bind_operations(nb::module_& module) {
   bind_completions(module);
   OperationClass operation(module, "Operation",
-                           R"(One transfer under way, or many made by one call.
+                           R"(A transfer in flight, or several that one call started.
 
-It completes exactly once: with all its bytes, or with an OSError. The memory is kept alive until
-then, also if you let go of the buffer or give a tensor other memory; only do not resize its
-storage. Wait for it, poll it, cancel it, await it.
+It ends exactly once: with all its bytes, or with an OSError. It keeps the memory alive until then,
+even if you drop the buffer or give the tensor other memory; only do not resize the storage. You can
+wait for it, poll it, cancel it and await it.
 
 >>> import tensorferry
 >>> data = bytearray(b"weights")
@@ -226,19 +226,19 @@ storage. Wait for it, poll it, cancel it, await it.
 )");
   operation
       .def("wait", &wait_or_raise, nb::arg("timeout") = nb::none(),
-           "Blocks until the operation is done, with the GIL released, and returns the number of "
-           "bytes.\n\nRaises its OSError if it failed or was cancelled (errno.ECANCELED), and "
-           "TimeoutError if `timeout` seconds pass first; then it goes on. Ctrl-C raises "
-           "KeyboardInterrupt and the operation goes on.")
-      .def("result", &wait_or_raise, nb::arg("timeout") = nb::none(), "The same as wait().")
-      .def("done", &is_done, "Whether it has ended, in whichever way.")
+           "Waits until the operation ends, without the GIL, and returns the number of "
+           "bytes.\n\nRaises its OSError if it failed or was cancelled (errno.ECANCELED). "
+           "Raises TimeoutError if `timeout` seconds pass first, and KeyboardInterrupt at "
+           "Ctrl-C; the operation then goes on.")
+      .def("result", &wait_or_raise, nb::arg("timeout") = nb::none(), "Does the same as wait().")
+      .def("done", &is_done, "Returns whether the operation has ended, with success or without.")
       .def(
           "cancel",
           [](const PyOperation& self) {
             self.flight->seen = true;
             self.flight->operation.cancel();
           },
-          "Asks for an early end. The buffer is not touched any more once done().")
+          "Asks the operation to end early. Nothing touches the buffer once done() is true.")
       .def(
           "exception",
           [](PyOperation& self) -> nb::object {
@@ -248,7 +248,7 @@ storage. Wait for it, poll it, cancel it, await it.
             return error ? as_exception(*error) : nb::none();
           },
           nb::sig("def exception(self) -> OSError | None"),
-          "How it failed; None before done() and after success.")
+          "Returns the error of the operation; None before the end and after success.")
       .def(
           "add_done_callback",
           [](nb::handle self, nb::handle callback) {
@@ -256,9 +256,9 @@ storage. Wait for it, poll it, cancel it, await it.
           },
           nb::arg("callback"),
           nb::sig("def add_done_callback(self, callback: Callable[[Operation], object]) -> None"),
-          "Calls callback(operation) when it is done, on a thread kept for callbacks; at once on "
-          "this one if it is done already. All callbacks share that thread: one that waits for "
-          "another waits for ever.")
+          "Calls callback(operation) when the operation ends, on a thread that all callbacks "
+          "share; at once on this thread if it has ended already. A callback that waits for "
+          "another callback waits for ever.")
       .def(
           "__await__",
           [](nb::handle self) {
@@ -266,7 +266,7 @@ storage. Wait for it, poll it, cancel it, await it.
           },
           nb::sig("def __await__(self) -> Generator[object, None, int]"))
       .def("check_process", &check_process,
-           "Raises ChildProcessError for an operation that the parent of a fork has started.");
+           "Raises ChildProcessError in a forked child if its parent started the operation.");
   bind_facts(operation);
 }
 

@@ -186,14 +186,13 @@ using SpaceClass = nb::class_<PySwapSpace>;
 
 void bind_tensors(SpaceClass& space) {
   space
-      .def(
-          "put", &put, nb::arg("key"), nb::arg("buffer").none(),
-          nb::sig("def put(self, key: str, buffer: object) -> Operation"),
-          "Starts to write a tensor under a name and returns at once.\n\nLeave the memory as it is "
-          "until the operation is done; until then the tensor is read from it. A tensor that is "
-          "put again is replaced as a whole: readers get old bytes or new ones, and a put that "
-          "fails changes nothing. A full drive is an OSError (ENOSPC) with the bytes needed and "
-          "free.")
+      .def("put", &put, nb::arg("key"), nb::arg("buffer").none(),
+           nb::sig("def put(self, key: str, buffer: object) -> Operation"),
+           "Starts to write a tensor under a name and returns at once.\n\nDo not change the "
+           "memory before the operation ends: until then readers get the tensor from it. "
+           "Another put of the same name replaces the tensor as a whole: readers get the old "
+           "bytes or the new ones, and a put that fails changes nothing. A full drive raises "
+           "OSError (ENOSPC) with the bytes needed and free.")
       .def("get", &get, nb::arg("key"), nb::arg("buffer").none(), nb::arg("offset") = 0,
            nb::sig("def get(self, key: str, buffer: object, offset: int = 0) -> Operation"),
            "Starts to fill the buffer with a tensor, or with a part of it from `offset` on, and "
@@ -204,30 +203,31 @@ void bind_tensors(SpaceClass& space) {
             return self.with([&](SwapSpace& opened) { return opened.prefetch(key); });
           },
           nb::arg("key"),
-          "Begins to read a tensor into the buffers, for the next fetch() or get() of it. A hint: "
-          "False where there is no room now, or nothing to be read.")
+          "Begins to read a tensor into the buffers, for the next fetch() or get() of it. It "
+          "is a hint: returns False if the buffers have no room now or there is nothing to "
+          "read.")
       .def("fetch", &fetch, nb::arg("key"), nb::arg("timeout") = nb::none(),
            nb::sig("def fetch(self, key: str, timeout: float | None = None) -> tuple[SwapBuffer, "
                    "Operation]"),
-           "A tensor in one of the buffers, and the operation that brings it. Waits for room, not "
-           "for the bytes; TimeoutError if `timeout` seconds pass first.")
+           "Returns a tensor in one of the buffers and the operation that reads it. Waits for "
+           "room, not for the bytes; raises TimeoutError if `timeout` seconds pass first.")
       .def("take", &take, nb::arg("bytes"), nb::arg("timeout") = nb::none(), nb::kw_only(),
            nb::arg("until") = nb::none(),
            nb::sig("def take(self, bytes: int, timeout: float | None = None, *, "
                    "until: Operation | None = None) -> SwapBuffer"),
-           "Room in the buffers, of unknown content, to be filled and put. Waits until there is "
-           "some; TimeoutError if `timeout` seconds pass first, or if the operation `until` is "
-           "done first.")
+           "Returns memory of the buffers, with unknown content, to fill and to put. Waits for "
+           "room; raises TimeoutError if `timeout` seconds pass or the operation `until` ends "
+           "first.")
       .def(
           "drop",
           [](PySwapSpace& self, const std::string& key) {
             return self.with([&](SwapSpace& opened) { return opened.drop(key); });
           },
-          nb::arg("key"), "Forgets a tensor. False if there is none of that name.")
+          nb::arg("key"), "Forgets a tensor. Returns False if no tensor has that name.")
       .def("view", &view, nb::arg("parts"),
            nb::sig("def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView"),
-           "Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. "
-           "Offsets, and all sizes but the last, are whole pages (mmap.PAGESIZE).");
+           "Maps parts (key, offset, bytes) of tensors from the drive as one stretch of "
+           "memory. Offsets, and all sizes but the last, must be whole pages (mmap.PAGESIZE).");
 }
 
 void bind_facts(SpaceClass& space) {
@@ -237,7 +237,9 @@ void bind_facts(SpaceClass& space) {
           [](PySwapSpace& self, const std::string& key) {
             return self.with([&](SwapSpace& opened) { return opened.size(key); });
           },
-          nb::arg("key"), "The bytes of a tensor; None if there is none of that name.")
+          nb::arg("key"),
+          "Returns the size of a tensor in bytes; None if no tensor has that "
+          "name.")
       .def(
           "__contains__",
           [](PySwapSpace& self, const std::string& key) {
@@ -251,8 +253,10 @@ void bind_facts(SpaceClass& space) {
             self.with([&](SwapSpace& opened) { opened.reserve(wanted); });
           },
           nb::arg("bytes"), nb::sig("def reserve(self, bytes: int) -> None"),
-          "Takes so much room on the drives ahead of need. OSError (ENOSPC) if it is not there.")
-      .def("stats", &stats, "What it holds and what it has moved.")
+          "Reserves space on the drives ahead of need. Raises OSError (ENOSPC) if they have "
+          "less.")
+      .def("stats", &stats, nb::sig("def stats(self) -> dict[str, Any]"),
+           "Counts what the space holds and what it has moved.")
       .def_prop_ro(
           "directories",
           [](const PySwapSpace& self) {
@@ -263,7 +267,9 @@ void bind_facts(SpaceClass& space) {
             }
             return paths;
           },
-          nb::sig("def directories(self) -> list[str]"), "Its own, one in each of those given.")
+          nb::sig("def directories(self) -> list[str]"),
+          "The directories of this space, one "
+          "in each of the given ones.")
       .def_prop_ro(
           "notes",
           [](const PySwapSpace& self) {
@@ -274,13 +280,14 @@ void bind_facts(SpaceClass& space) {
             return notes;
           },
           nb::sig("def notes(self) -> list[str]"),
-          "What to know: a directory in memory, another live run, leftovers removed.")
+          "What the user should know: a directory in memory, another live run, leftovers "
+          "removed.")
       .def_prop_ro(
           "engine_reason",
           [](const PySwapSpace& self) {
             return self.with([](SwapSpace& opened) { return opened.engine_reason(); });
           },
-          "Which engine moves the bytes, and why that one.")
+          "Which engine moves the bytes, and why.")
       .def("__repr__", &describe);
 }
 
@@ -302,28 +309,28 @@ void bind_swap(nb::module_& module) {
   nb::class_<SwapBuffer>(module, "SwapBuffer", nb::type_slots(memory_slots<SwapBuffer>),
                          R"(A part of the page-locked buffers of a SwapSpace, in whole pages.
 
-It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
-is free again when all of them are gone and no operation uses it. A child of a fork does not get the
-memory, as with PinnedBuffer, also where it is not page-locked.
+It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it alive.
+The space uses its memory again when all of them are gone and no operation needs it. As with
+PinnedBuffer, a forked child does not inherit the memory, whether it is page-locked or not.
 )")
       .def("__len__", [](const SwapBuffer& self) { return self.bytes().size(); });
   nb::class_<SwapView>(module, "SwapView", nb::type_slots(memory_slots<SwapView>),
-                       R"(Tensors as they are on the drive, mapped into memory.
+                       R"(Tensors on the drive, mapped into memory.
 
-It has the buffer protocol. Pages come as they are touched, and leave when memory gets short; what
-is written to it never reaches the drive. It shows what was there when it was made.
+It has the buffer protocol. The kernel loads pages when they are touched and drops them when memory
+gets short. Writes to it never reach the drive. It shows the bytes from the time it was made.
 )")
       .def("__len__", [](const SwapView& self) { return self.bytes().size(); });
 
   SpaceClass space(module, "SwapSpace",
-                   R"(Where swapped tensors live: by name, on one or several drives.
+                   R"(Keeps tensors by name, on one or several drives.
 
-Files are made in a directory of its own below each of the given ones, and removed at the end.
-Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
-fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
-`run` and `rank` name the directory.
+It makes a directory of its own in each of the given ones and removes it at the end. It stripes
+tensors over all directories. take(), fetch() and prefetch() share `buffer_bytes` of memory, which
+is all that the space uses: a call that finds no room waits. The memory is page-locked, unless
+pin_memory=False. `run` and `rank` name the directory.
 
-It belongs to the process that opened it: in a child of a fork its use is a ChildProcessError.
+It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 
 >>> import tensorferry
 >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
@@ -348,9 +355,10 @@ It belongs to the process that opened it: in a child of a fork its use is a Chil
   bind_facts(space);
   bind_closing(
       space, "def __enter__(self) -> SwapSpace",
-      "Waits for all operations and ends. Raises the first failure that nobody has seen.",
-      "As close(); after an exception what is in flight is cancelled instead: its files go "
-      "with it.");
+      "Waits for all operations and closes the space. Raises the first failure that the "
+      "program has not seen.",
+      "Does the same as close(). After an exception it cancels the operations in flight: their "
+      "files go anyway.");
 }
 
 }  // namespace tensorferry::python

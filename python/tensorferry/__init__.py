@@ -5,10 +5,12 @@
 ...     handle.write(b"hello", "greeting.bin").wait()
 5
 
-The native interface is Handle, File, PinnedBuffer and Operation. The names of DeepSpeed's async_io
-are in tensorferry.aio and here: aio_handle, aio_read, aio_write, pin_handle. For DeepSpeed itself
-see tensorferry.deepspeed.
+The native interface is Handle, File, PinnedBuffer and Operation. tensorferry.aio has the names of
+DeepSpeed's async_io, and this module has them too: aio_handle, aio_read, aio_write, pin_handle. To
+run DeepSpeed itself on tensorferry, see tensorferry.deepspeed.
 """
+
+from __future__ import annotations
 
 import atexit
 import logging
@@ -21,7 +23,7 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     )
 
 
-def _in_subinterpreter():
+def _in_subinterpreter() -> bool:
     try:
         import _interpreters as interpreters
     except ImportError:
@@ -29,7 +31,7 @@ def _in_subinterpreter():
             import _xxsubinterpreters as interpreters  # its name before Python 3.13
         except ImportError:
             return False
-    return interpreters.get_current() != interpreters.get_main()
+    return bool(interpreters.get_current() != interpreters.get_main())
 
 
 if _in_subinterpreter():
@@ -54,6 +56,21 @@ from ._core import (
 )
 from .aio import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
 
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+    from typing import IO, Any, TypeVar
+
+    import torch
+
+    from . import offload as offload
+    from . import optim as optim
+    from ._config.optimizer import ConfiguredOptimizer
+    from ._config.sections import ConfigError as ConfigError
+
+    Model = TypeVar("Model", bound=torch.nn.Module)
+
 __all__ = [
     "File",
     "Handle",
@@ -77,31 +94,45 @@ __all__ = [
 ]
 
 
-def initialize(model, config, *, optimizer=None, model_parameters=None):
-    """A model and its optimizer as a DeepSpeed configuration wants them: (model, optimizer).
+def initialize(
+    model: Model,
+    config: str | os.PathLike[str] | IO[str] | dict[str, Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    model_parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | None = None,
+) -> tuple[Model, ConfiguredOptimizer | Any]:
+    """Sets up a model and its optimizer from a DeepSpeed configuration: (model, optimizer).
 
-    `config` is the path of the JSON, or a dict. Weights go to NVMe with
-    zero_optimization.offload_param, states with offload_optimizer; docs/offload.md lists the keys.
-    An unknown key is an error (ConfigError), and so is one that would change numbers and cannot be
-    honoured. The optimizer is the one of the configuration, over `model_parameters` (default: all),
-    or the given one; call backward(loss), step() and zero_grad() of what is returned for every
-    micro-batch. Without either it is None, and the weights stay on NVMe as long as the model lives.
+    `config` is the path of the JSON, an open file, or a dict. zero_optimization.offload_param puts
+    weights on NVMe, offload_optimizer puts states there; docs/offload.md lists the keys. An unknown
+    key raises ConfigError, and so does a key that changes numbers and that tensorferry cannot
+    honour.
+
+    The optimizer is the one of the configuration, over `model_parameters` (default: all), or the
+    given one. Call its backward(loss), step() and zero_grad() for every micro-batch. If neither
+    names an optimizer, it is None, and the weights stay on NVMe as long as the model lives.
     """
     from ._config.initialize import initialize as with_torch
 
-    return with_torch(model, config, optimizer=optimizer, model_parameters=model_parameters)
+    # Any stands for None: a program that names an optimizer need not check for it.
+    made: tuple[Model, ConfiguredOptimizer | Any] = with_torch(
+        model, config, optimizer=optimizer, model_parameters=model_parameters
+    )
+    return made
 
 
-def __getattr__(name):
-    if name in ("offload", "optim"):  # they import torch
-        import importlib
+if not TYPE_CHECKING:  # it would give every name to type checkers
 
-        return importlib.import_module("." + name, __name__)
-    if name == "ConfigError":
-        from ._config.sections import ConfigError
+    def __getattr__(name):
+        if name in ("offload", "optim"):  # they import torch
+            import importlib
 
-        return ConfigError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return importlib.import_module("." + name, __name__)
+        if name == "ConfigError":
+            from ._config.sections import ConfigError
+
+            return ConfigError
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 logging.getLogger("tensorferry").addHandler(logging.NullHandler())

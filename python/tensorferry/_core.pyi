@@ -1,25 +1,27 @@
-"""The extension behind tensorferry; import that instead."""
+"""The extension of tensorferry. Import tensorferry instead."""
+
+
 
 import os
-
-
 from collections.abc import Callable, Generator, Iterable
-from typing import Literal
+from typing import Any, Literal
 
-_Path = str | bytes | os.PathLike
-_File = str | bytes | os.PathLike | "File" | int
+__version__: str
+
+_Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_File = str | bytes | os.PathLike[str] | os.PathLike[bytes] | "File" | int
 
 class InvalidArgument(OSError, ValueError):
     """
-    An argument that cannot be honoured: an OSError with errno EINVAL, and a ValueError.
+    An argument that tensorferry cannot accept: an OSError with errno EINVAL, and a ValueError.
     """
 
 class File:
     """
-    An open file: direct (O_DIRECT) and buffered, as needed.
+    An open file. It uses direct I/O (O_DIRECT) and the page cache as needed.
 
-    A missing file is made when it may be written, with `permissions` less the umask; an existing one
-    is never cut. Opening once saves the opening at every transfer.
+    Opening a file to write makes a missing one, with `permissions` less the umask, and never cuts an
+    existing one. A File that stays open saves an open() in every transfer.
 
     >>> import tensorferry
     >>> with tensorferry.File("weights.bin", "read_write") as file, tensorferry.Handle() as handle:
@@ -28,16 +30,16 @@ class File:
     7
     """
 
-    def __init__(self, path: str | bytes | os.PathLike, access: Literal['read', 'write', 'read_write'] = 'read', *, permissions: int = 0o666) -> None: ...
+    def __init__(self, path: _Path, access: Literal['read', 'write', 'read_write'] = 'read', *, permissions: int = 0o666) -> None: ...
 
     @staticmethod
     def borrow(descriptor: int) -> File:
         """
-        Uses a descriptor that the caller keeps and may close at any time. It may be O_DIRECT and of any access; O_APPEND, which ignores offsets, is refused.
+        Uses a descriptor of the caller, who may close it at any time. It may be O_DIRECT and have any access. O_APPEND, which ignores offsets, is refused.
         """
 
     def close(self) -> None:
-        """Operations in flight keep the file open by themselves."""
+        """Closes the file. Operations in flight keep it open until they end."""
 
     def __enter__(self) -> File: ...
 
@@ -54,19 +56,19 @@ class File:
 
     @property
     def size(self) -> int:
-        """In bytes, as of now."""
+        """The current size in bytes."""
 
     @property
     def direct(self) -> bool:
-        """Whether bytes bypass the page cache."""
+        """Whether transfers bypass the page cache."""
 
     @property
     def direct_reason(self) -> str:
-        """Why not, if not."""
+        """Why transfers use the page cache; empty if they bypass it."""
 
     @property
     def memory_alignment(self) -> int:
-        """What a transfer in place needs; any other goes through a slot."""
+        """The alignment of memory that a transfer needs to avoid a copy."""
 
     @property
     def offset_alignment(self) -> int: ...
@@ -79,15 +81,15 @@ class File:
 
 class PinnedBuffer:
     """
-    Page-locked memory, exactly as much as asked, in whole pages.
+    Page-locked memory of the requested size, in whole pages.
 
-    It has the buffer protocol: give it to NumPy or torch, whose views keep it alive. In a process that
-    uses CUDA it becomes known to CUDA, so that copies to and from GPUs do not wait; known_to_cuda=False
-    leaves that to others.
+    It has the buffer protocol: NumPy and torch can make views of it, and a view keeps it alive. In a
+    process that uses CUDA it is registered with CUDA, so that copies to and from GPUs do not block;
+    known_to_cuda=False leaves that to the caller.
 
-    After a fork it is the parent's alone: a child does not get the memory, so that no fork has to copy
-    it. In a child its views cannot be made (BufferError) or moved (OSError), and whoever touches a view
-    or tensor from before the fork ends with SIGSEGV. Make what a child uses in the child.
+    After a fork only the parent has the memory, so that no fork copies it. In the child, making a view
+    raises BufferError and a transfer raises OSError; a child that touches a view or tensor from before
+    the fork ends with SIGSEGV. Allocate in the child what the child uses.
 
     >>> import tensorferry
     >>> buffer = tensorferry.PinnedBuffer(1 << 20)
@@ -99,7 +101,7 @@ class PinnedBuffer:
 
     def free(self) -> None:
         """
-        Gives the memory back now. BufferError while views of it are alive; operations in flight keep it by themselves.
+        Frees the memory now. Raises BufferError while views of it exist. Operations in flight keep it until they end.
         """
 
     def __len__(self) -> int: ...
@@ -116,42 +118,50 @@ class PinnedBuffer:
 
     @property
     def lock_reason(self) -> str:
-        """Why it is not locked, the limit and how to raise it; empty if it is."""
+        """
+        Why the memory is not locked, with the limit and how to raise it; empty if it is locked.
+        """
 
     @property
     def huge_page_reason(self) -> str: ...
 
     def __repr__(self) -> str: ...
 
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 def gds_support() -> tuple[str, str]:
     """
-    What of GPUDirect Storage can be had: 'none', 'compat' or 'direct', and why no more.
+    Returns how far GPUDirect Storage works here ('none', 'compat' or 'direct') and the reason.
     """
 
-def gds_counts() -> dict:
-    """What this process has asked of cuFile so far."""
+def gds_counts() -> dict[str, int]:
+    """Counts the requests of this process to cuFile so far."""
 
 def register_gpu_memory(tensor: object | None) -> None:
     """Registers a tensor of a GPU with cuFile."""
 
 def unregister_gpu_memory(tensor: object | None) -> bool:
-    """Undoes that. False if it was not registered."""
+    """
+    Undoes register_gpu_memory(). Returns False if the tensor was not registered.
+    """
 
 def is_pinned(buffer: object | None) -> bool:
     """
-    Whether all of the buffer is page-locked memory of ours or of torch. False, never an error, for what has no memory.
+    Returns whether tensorferry or torch has page-locked the whole buffer. Returns False, never an error, for an object without memory.
     """
 
 def retire(address: int) -> bool:
-    """Gives up a PinnedBuffer by its first address; views of it stay valid."""
+    """
+    Gives up the PinnedBuffer that begins at `address`. Its views stay valid.
+    """
 
-def pinned_stats() -> dict: ...
+def pinned_stats() -> dict[str, Any]: ...
 
 def byte_count(buffer: object | None) -> int: ...
 
 def copy(to: object, source: object) -> None:
     """
-    Copies memory with the widest instructions of the processor. The two must not overlap.
+    Copies memory with the widest instructions of the processor. The buffers must not overlap.
     """
 
 class Completions:
@@ -163,15 +173,15 @@ class Completions:
 
     def watch(self, arg0: Operation, arg1: int, /) -> None: ...
 
-    def take(self) -> list: ...
+    def take(self) -> list[int]: ...
 
 class Operation:
     """
-    One transfer under way, or many made by one call.
+    A transfer in flight, or several that one call started.
 
-    It completes exactly once: with all its bytes, or with an OSError. The memory is kept alive until
-    then, also if you let go of the buffer or give a tensor other memory; only do not resize its
-    storage. Wait for it, poll it, cancel it, await it.
+    It ends exactly once: with all its bytes, or with an OSError. It keeps the memory alive until then,
+    even if you drop the buffer or give the tensor other memory; only do not resize the storage. You can
+    wait for it, poll it, cancel it and await it.
 
     >>> import tensorferry
     >>> data = bytearray(b"weights")
@@ -183,63 +193,69 @@ class Operation:
 
     def wait(self, timeout: float | None = None) -> int:
         """
-        Blocks until the operation is done, with the GIL released, and returns the number of bytes.
+        Waits until the operation ends, without the GIL, and returns the number of bytes.
 
-        Raises its OSError if it failed or was cancelled (errno.ECANCELED), and TimeoutError if `timeout` seconds pass first; then it goes on. Ctrl-C raises KeyboardInterrupt and the operation goes on.
+        Raises its OSError if it failed or was cancelled (errno.ECANCELED). Raises TimeoutError if `timeout` seconds pass first, and KeyboardInterrupt at Ctrl-C; the operation then goes on.
         """
 
     def result(self, timeout: float | None = None) -> int:
-        """The same as wait()."""
+        """Does the same as wait()."""
 
     def done(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """Returns whether the operation has ended, with success or without."""
 
     def cancel(self) -> None:
-        """Asks for an early end. The buffer is not touched any more once done()."""
+        """
+        Asks the operation to end early. Nothing touches the buffer once done() is true.
+        """
 
     def exception(self) -> OSError | None:
-        """How it failed; None before done() and after success."""
+        """
+        Returns the error of the operation; None before the end and after success.
+        """
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
         """
-        Calls callback(operation) when it is done, on a thread kept for callbacks; at once on this one if it is done already. All callbacks share that thread: one that waits for another waits for ever.
+        Calls callback(operation) when the operation ends, on a thread that all callbacks share; at once on this thread if it has ended already. A callback that waits for another callback waits for ever.
         """
 
     def __await__(self) -> Generator[object, None, int]: ...
 
     def check_process(self) -> None:
         """
-        Raises ChildProcessError for an operation that the parent of a fork has started.
+        Raises ChildProcessError in a forked child if its parent started the operation.
         """
 
     @property
     def bytes(self) -> int:
-        """Moved so far."""
+        """The number of bytes moved so far."""
 
     @property
     def engine(self) -> str:
-        """Which engine moves it: `auto` may choose another for one file."""
+        """
+        The engine that moves the bytes. `auto` may choose another one for one file.
+        """
 
     @property
     def engine_reason(self) -> str: ...
 
     @property
     def seconds(self) -> float | None:
-        """From the call to the end; None before done()."""
+        """The time from the call to the end; None before the end."""
 
     def __repr__(self) -> str: ...
 
 class Handle:
     """
-    What moves tensors: an engine, its workers, its limits.
+    Moves tensors with an engine, its workers and its limits.
 
-    All methods may be called from any number of threads at once. Buffers are torch tensors of the CPU
-    or of a GPU, NumPy arrays, bytearrays, memoryviews and whatever has DLPack, of any type, size and
+    Any number of threads may call its methods at once. Buffers are torch tensors of the CPU or of a
+    GPU, NumPy arrays, bytearrays, memoryviews and all objects with DLPack, of any type, size and
     alignment; files are paths, File objects or descriptors. Settings that are None follow from the
     device.
 
-    A handle that ends finishes the writes it has accepted: in close(), when an exception leaves `with`,
-    when nobody holds it any more, at the end of the interpreter. cancel_all() gives them up.
+    A handle finishes the writes that it has accepted: in close(), when an exception leaves `with`, when
+    the last reference to it goes, and at the end of the interpreter. cancel_all() gives them up.
 
     >>> import tensorferry
     >>> with tensorferry.Handle() as handle:
@@ -258,106 +274,112 @@ class Handle:
         """
         Starts to fill the buffer from the file and returns at once.
 
-        Reading past the end of the file is an error.
+        A read past the end of the file fails.
         """
 
     def write(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
         """
         Starts to write the buffer and returns at once.
 
-        The file is made or extended as needed, never cut. `durability` says what must have reached the drive before it is done: nothing, the data, or the data with all metadata and the directory entry.
+        Makes or extends the file as needed and never cuts it. `durability` says what must be on the drive before the operation ends: nothing, the data, or the data with all metadata and the directory entry.
         """
 
     def read_now(self, buffer: object, file: _File, offset: int = 0) -> None:
         """
-        Fills the buffer and returns when that is done. A small read is made by the calling thread itself.
+        Fills the buffer from the file and returns when it is full. The calling thread itself makes a small read.
         """
 
     def write_now(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> None:
-        """Writes the buffer and returns when that is done."""
+        """Writes the buffer and returns when the write is done."""
 
     def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]]) -> Operation:
         """
-        Reads many (buffer, file, offset) as one operation; neighbours in one file become one request.
+        Reads many (buffer, file, offset) as one operation. Neighbours in one file become one request.
         """
 
     def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]], durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
         """
-        Writes many (buffer, file, offset) as one operation. They must not overlap.
+        Writes many (buffer, file, offset) as one operation. The ranges must not overlap.
         """
 
     def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> Operation:
-        """Makes durable what writes that are done have written to the file."""
+        """Makes durable all that finished writes have written to the file."""
 
     @property
     def engine(self) -> str:
         """
-        The engine in use. Before anything is queued: what it would be without a profile, as no drive is known yet.
+        The engine in use. Before the first transfer the handle knows no drive: this is then the choice without a profile.
         """
 
     @property
     def engine_reason(self) -> str:
-        """Why that one."""
+        """Why the handle uses that engine."""
 
     def cancel_all(self) -> None:
-        """Gives up all that is in flight, writes too. The handle stays open."""
+        """Cancels all operations in flight, writes too. The handle stays open."""
 
-    def stats(self) -> dict:
-        """What it has done so far: every retry and every fallback is counted."""
+    def stats(self) -> dict[str, Any]:
+        """
+        Counts what the handle has done so far, with every retry and every fallback.
+        """
 
     def __repr__(self) -> str: ...
 
     def close(self) -> None:
         """
-        Waits for all operations and ends. Raises the first failure that nobody has seen.
+        Waits for all operations and closes the handle. Raises the first failure that the program has not seen.
 
-        When nothing has moved for `close_limit_seconds`, gives up what is left, and raises for writes. Ctrl-C raises KeyboardInterrupt, and the handle goes on closing: call close() again to wait on.
+        If nothing moves for `close_limit_seconds`, it gives up the operations that are left, and raises if one of them is a write. Ctrl-C raises KeyboardInterrupt and the handle goes on closing: call close() again to wait further.
         """
 
     def __enter__(self) -> Handle: ...
 
     def __exit__(self, type: object, value: object, traceback: object, /) -> None:
         """
-        As close(). After an exception writes are finished too, and reads are cancelled; Ctrl-C gives up the writes that are left.
+        Does the same as close(). After an exception it finishes writes too and cancels reads; Ctrl-C gives up the writes that are left.
         """
 
     @property
     def closed(self) -> bool: ...
 
 def close_all() -> None:
-    """For the end of the interpreter."""
+    """Closes all handles at the end of the interpreter."""
 
 class SwapBuffer:
     """
     A part of the page-locked buffers of a SwapSpace, in whole pages.
 
-    It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it. Its room
-    is free again when all of them are gone and no operation uses it. A child of a fork does not get the
-    memory, as with PinnedBuffer, also where it is not page-locked.
+    It has the buffer protocol: torch.frombuffer() and NumPy make tensors of it, which keep it alive.
+    The space uses its memory again when all of them are gone and no operation needs it. As with
+    PinnedBuffer, a forked child does not inherit the memory, whether it is page-locked or not.
     """
 
     def __len__(self) -> int: ...
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class SwapView:
     """
-    Tensors as they are on the drive, mapped into memory.
+    Tensors on the drive, mapped into memory.
 
-    It has the buffer protocol. Pages come as they are touched, and leave when memory gets short; what
-    is written to it never reaches the drive. It shows what was there when it was made.
+    It has the buffer protocol. The kernel loads pages when they are touched and drops them when memory
+    gets short. Writes to it never reach the drive. It shows the bytes from the time it was made.
     """
 
     def __len__(self) -> int: ...
 
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class SwapSpace:
     """
-    Where swapped tensors live: by name, on one or several drives.
+    Keeps tensors by name, on one or several drives.
 
-    Files are made in a directory of its own below each of the given ones, and removed at the end.
-    Tensors are striped over all directories. `buffer_bytes` is all the memory it uses, for take(),
-    fetch() and prefetch(): whoever finds no room waits. It is page-locked, unless pin_memory=False.
-    `run` and `rank` name the directory.
+    It makes a directory of its own in each of the given ones and removes it at the end. It stripes
+    tensors over all directories. take(), fetch() and prefetch() share `buffer_bytes` of memory, which
+    is all that the space uses: a call that finds no room waits. The memory is page-locked, unless
+    pin_memory=False. `run` and `rank` name the directory.
 
-    It belongs to the process that opened it: in a child of a fork its use is a ChildProcessError.
+    It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 
     >>> import tensorferry
     >>> with tensorferry.SwapSpace(".", buffer_bytes=1 << 20) as space:
@@ -374,7 +396,7 @@ class SwapSpace:
         """
         Starts to write a tensor under a name and returns at once.
 
-        Leave the memory as it is until the operation is done; until then the tensor is read from it. A tensor that is put again is replaced as a whole: readers get old bytes or new ones, and a put that fails changes nothing. A full drive is an OSError (ENOSPC) with the bytes needed and free.
+        Do not change the memory before the operation ends: until then readers get the tensor from it. Another put of the same name replaces the tensor as a whole: readers get the old bytes or the new ones, and a put that fails changes nothing. A full drive raises OSError (ENOSPC) with the bytes needed and free.
         """
 
     def get(self, key: str, buffer: object, offset: int = 0) -> Operation:
@@ -384,66 +406,68 @@ class SwapSpace:
 
     def prefetch(self, key: str) -> bool:
         """
-        Begins to read a tensor into the buffers, for the next fetch() or get() of it. A hint: False where there is no room now, or nothing to be read.
+        Begins to read a tensor into the buffers, for the next fetch() or get() of it. It is a hint: returns False if the buffers have no room now or there is nothing to read.
         """
 
     def fetch(self, key: str, timeout: float | None = None) -> tuple[SwapBuffer, Operation]:
         """
-        A tensor in one of the buffers, and the operation that brings it. Waits for room, not for the bytes; TimeoutError if `timeout` seconds pass first.
+        Returns a tensor in one of the buffers and the operation that reads it. Waits for room, not for the bytes; raises TimeoutError if `timeout` seconds pass first.
         """
 
     def take(self, bytes: int, timeout: float | None = None, *, until: Operation | None = None) -> SwapBuffer:
         """
-        Room in the buffers, of unknown content, to be filled and put. Waits until there is some; TimeoutError if `timeout` seconds pass first, or if the operation `until` is done first.
+        Returns memory of the buffers, with unknown content, to fill and to put. Waits for room; raises TimeoutError if `timeout` seconds pass or the operation `until` ends first.
         """
 
     def drop(self, key: str) -> bool:
-        """Forgets a tensor. False if there is none of that name."""
+        """Forgets a tensor. Returns False if no tensor has that name."""
 
     def view(self, parts: Iterable[tuple[str, int, int]]) -> SwapView:
         """
-        Parts (key, offset, bytes) of tensors as one stretch of memory, mapped from the drive. Offsets, and all sizes but the last, are whole pages (mmap.PAGESIZE).
+        Maps parts (key, offset, bytes) of tensors from the drive as one stretch of memory. Offsets, and all sizes but the last, must be whole pages (mmap.PAGESIZE).
         """
 
     def size(self, key: str) -> int | None:
-        """The bytes of a tensor; None if there is none of that name."""
+        """
+        Returns the size of a tensor in bytes; None if no tensor has that name.
+        """
 
     def __contains__(self, key: str) -> bool: ...
 
     def reserve(self, bytes: int) -> None:
         """
-        Takes so much room on the drives ahead of need. OSError (ENOSPC) if it is not there.
+        Reserves space on the drives ahead of need. Raises OSError (ENOSPC) if they have less.
         """
 
-    def stats(self) -> dict:
-        """What it holds and what it has moved."""
+    def stats(self) -> dict[str, Any]:
+        """Counts what the space holds and what it has moved."""
 
     @property
     def directories(self) -> list[str]:
-        """Its own, one in each of those given."""
+        """The directories of this space, one in each of the given ones."""
 
     @property
     def notes(self) -> list[str]:
         """
-        What to know: a directory in memory, another live run, leftovers removed.
+        What the user should know: a directory in memory, another live run, leftovers removed.
         """
 
     @property
     def engine_reason(self) -> str:
-        """Which engine moves the bytes, and why that one."""
+        """Which engine moves the bytes, and why."""
 
     def __repr__(self) -> str: ...
 
     def close(self) -> None:
         """
-        Waits for all operations and ends. Raises the first failure that nobody has seen.
+        Waits for all operations and closes the space. Raises the first failure that the program has not seen.
         """
 
     def __enter__(self) -> SwapSpace: ...
 
     def __exit__(self, type: object, value: object, traceback: object, /) -> None:
         """
-        As close(); after an exception what is in flight is cancelled instead: its files go with it.
+        Does the same as close(). After an exception it cancels the operations in flight: their files go anyway.
         """
 
     @property
@@ -451,18 +475,18 @@ class SwapSpace:
 
 def privileged() -> bool:
     """
-    Whether this program has rights that whoever started it need not have (setuid, setgid, file capabilities). No variable of tensorferry's counts then.
+    Returns whether this program has rights that its user may lack (setuid, setgid, file capabilities). If so, tensorferry ignores its variables of the environment.
     """
 
 def tracing() -> bool:
-    """Whether TENSORFERRY_TRACE asks for a trace."""
+    """Returns whether TENSORFERRY_TRACE asks for a trace."""
 
 def trace_span(name: str, begin_ns: int, end_ns: int) -> None:
     """
-    Adds work of this thread to the trace, with times of time.monotonic_ns().
+    Adds work of this thread to the trace. The times are those of time.monotonic_ns().
     """
 
-def validate(buffer: object, path: str | bytes | os.PathLike, offset: int = 0) -> None:
+def validate(buffer: object, path: _Path, offset: int = 0) -> None:
     """
-    Compares the buffer with an ordinary read of the file. OSError (EBADMSG) with the first offset that differs.
+    Compares the buffer with an ordinary read of the file. Raises OSError (EBADMSG) with the first offset that differs.
     """

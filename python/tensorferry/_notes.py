@@ -3,8 +3,8 @@
 import logging
 
 
-def add_note(error, text):
-    """error.add_note(text); a warning in the log where Python has none (3.10)."""
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a note to an exception. Python 3.10 has no notes: there, logs a warning."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:

@@ -1,13 +1,19 @@
-"""What Python does, in the trace that TENSORFERRY_TRACE asks for."""
+"""Adds the work of Python to the trace that TENSORFERRY_TRACE asks for."""
+
+from __future__ import annotations
 
 import contextlib
 import time
 
 from ._core import trace_span, tracing
 
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @contextlib.contextmanager
-def _recorded(name):
+def _recorded(name: str) -> Iterator[None]:
     begin = time.monotonic_ns()
     try:
         yield
@@ -18,6 +24,6 @@ def _recorded(name):
 _nothing = contextlib.nullcontext()
 
 
-def span(name):
-    """A with statement whose body is shown in the trace, if there is one."""
+def span(name: str) -> contextlib.AbstractContextManager[None]:
+    """`with span(name):` shows its body in the trace, if a trace is being written."""
     return _recorded(name) if tracing() else _nothing

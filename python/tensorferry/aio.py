@@ -1,7 +1,9 @@
-"""The names, orders, returns and defaults of DeepSpeed's async_io, over tensorferry.Handle.
+"""DeepSpeed's async_io over tensorferry.Handle: the same names, argument orders, returns, defaults.
 
-Every failure is an OSError. torch is imported only by what makes tensors.
+Every failure raises an OSError. Only the functions that make tensors import torch.
 """
+
+from __future__ import annotations
 
 import errno
 import operator
@@ -13,39 +15,53 @@ from . import _core
 from ._core import File, Handle, InvalidArgument
 from ._notes import add_note
 
-__all__ = [
-    "aio_handle",
-    "aio_read",
-    "aio_write",
-    "deepspeed_memcpy",
-    "gds_handle",
-    "pin_handle",
-]
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from typing import Any
 
+    import torch
 
-# Files that are made are the user's alone, as DeepSpeed's are.
+    from ._core import Operation, _File, _Path
+
+__all__ = ["aio_handle", "aio_read", "aio_write", "deepspeed_memcpy", "gds_handle", "pin_handle"]
+
+# Only the user can open a new file, as with DeepSpeed.
 _PERMISSIONS = 0o600
 
 _OFFSET_MOST = (1 << 63) - 1
 
-# The most of each setting that a Handle takes, by DeepSpeed's names.
+# The upper limits of a Handle's settings, under DeepSpeed's names.
 MOST = {"block_size": 1 << 30, "queue_depth": 4096, "intra_op_parallelism": 256}
 
 
-def _failure(kind, code, operation, hint, filename=None, offset=None, length=None):
-    """An error as those of a Handle are."""
+def _failure(
+    kind: type[OSError],
+    code: int,
+    operation: str,
+    hint: str,
+    filename: _File | None = None,
+    offset: int | None = None,
+    length: int | None = None,
+) -> OSError:
+    """Makes an error with the attributes that the errors of a Handle have."""
     error = kind(code, f"{operation}: {hint}", *(() if filename is None else (filename,)))
-    error.operation, error.hint, error.offset, error.length = operation, hint, offset, length
+    vars(error).update(operation=operation, hint=hint, offset=offset, length=length)
     return error
 
 
-def _check_setting(name, value):
+def _check_setting(name: str, value: int) -> None:
     if not 1 <= operator.index(value) <= MOST[name]:
         hint = f"{name} is {value}; it must be from 1 to {MOST[name]}"
         raise _failure(InvalidArgument, errno.EINVAL, "open handle", hint)
 
 
-def _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism=1):
+def _settings(
+    block_size: int,
+    queue_depth: int,
+    single_submit: bool,
+    overlap_events: bool,
+    intra_op_parallelism: int = 1,
+) -> dict[str, Any]:
     _check_setting("block_size", block_size)
     _check_setting("queue_depth", queue_depth)
     _check_setting("intra_op_parallelism", intra_op_parallelism)
@@ -58,19 +74,19 @@ def _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_p
     )
 
 
-def _report(start, transferred, verbose):
+def _report(start: float, transferred: float, verbose: bool) -> None:
     if verbose:
         call = time.perf_counter() - start
         aio = transferred - start
         print(f"Elapsed time(usec): aio = {aio * 1e6} call = {call * 1e6}", flush=True)
 
 
-def _check_validation(file, validate):
+def _check_validation(file: _File, validate: bool) -> None:
     if validate and isinstance(file, int):
-        raise TypeError("validation reads the file anew: give its name, not a descriptor")
+        raise TypeError("validation opens the file again: give its name, not a descriptor")
 
 
-def _wrong_size(filename, size, wanted):
+def _wrong_size(filename: _Path, size: int, wanted: int) -> OSError:
     hint = (
         f"the file holds {size} bytes and the buffer {wanted}; they must be equal "
         "(a Handle reads parts)"
@@ -78,26 +94,26 @@ def _wrong_size(filename, size, wanted):
     return _failure(InvalidArgument, errno.EINVAL, "read", hint, filename, 0, wanted)
 
 
-def _wrong_offset(operation, file, file_offset):
+def _wrong_offset(operation: str, file: _File, file_offset: int) -> OSError:
     hint = f"file_offset is {file_offset}; it must be from 0 to {_OFFSET_MOST}"
     return _failure(InvalidArgument, errno.EINVAL, operation, hint, file)
 
 
 def aio_read(
-    buffer,
-    filename,
-    block_size=1048576,
-    queue_depth=128,
-    single_submit=False,
-    overlap_events=True,
-    validate=False,
+    buffer: object,
+    filename: _Path,
+    block_size: int = 1048576,
+    queue_depth: int = 128,
+    single_submit: bool = False,
+    overlap_events: bool = True,
+    validate: bool = False,
     *,
-    verbose=False,
-):
+    verbose: bool = False,
+) -> int:
     """Fills the buffer from a file of exactly its size and returns 0.
 
-    validate=True compares with an ordinary read and raises at the first offset that differs.
-    verbose=True prints how long the transfer and the whole call took.
+    validate=True compares the buffer with an ordinary read of the file and raises at the first
+    offset that differs. verbose=True prints how long the transfer and the whole call took.
     """
     start = time.perf_counter()
     with (
@@ -116,17 +132,17 @@ def aio_read(
 
 
 def aio_write(
-    buffer,
-    filename,
-    block_size=1048576,
-    queue_depth=128,
-    single_submit=False,
-    overlap_events=True,
-    validate=False,
+    buffer: object,
+    filename: _Path,
+    block_size: int = 1048576,
+    queue_depth: int = 128,
+    single_submit: bool = False,
+    overlap_events: bool = True,
+    validate: bool = False,
     *,
-    verbose=False,
-):
-    """Leaves a file that holds exactly the buffer and returns 0. See aio_read()."""
+    verbose: bool = False,
+) -> int:
+    """Writes the buffer to a file, cuts the file to its size and returns 0. See aio_read()."""
     start = time.perf_counter()
     size = _core.byte_count(buffer)
     with (
@@ -143,14 +159,14 @@ def aio_write(
     return 0
 
 
-def deepspeed_memcpy(dest, src):
-    """Copies the bytes of src to dest, which must be of the same size. Returns 0."""
+def deepspeed_memcpy(dest: object, src: object) -> int:
+    """Copies the bytes of src to dest, which must have the same size. Returns 0."""
     _core.copy(dest, src)
     return 0
 
 
 class pin_handle:
-    """Page-locked tensors, known to every handle of the process.
+    """Makes page-locked tensors. Every handle of the process recognizes them.
 
     >>> import tensorferry, torch
     >>> pin = tensorferry.pin_handle()
@@ -159,14 +175,16 @@ class pin_handle:
     True
     """
 
-    _known_to_cuda = False  # DeepSpeed registers what comes from a pin_handle itself
+    _known_to_cuda = False  # DeepSpeed itself registers the tensors of a pin_handle with CUDA
 
-    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
-        """A 1-D CPU tensor of the example's dtype at the start of its own page-locked pages.
+    def new_cpu_locked_tensor(
+        self, num_elem: int, example_tensor: torch.Tensor | None = None, **misspelt: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns a 1-D CPU tensor of the example's dtype that begins its own page-locked pages.
 
-        It is freed by free_cpu_locked_tensor() or when it and all its views are gone. A child of a
-        fork, such as a DataLoader's worker, does not get its memory: one that touches the tensor
-        ends with SIGSEGV.
+        free_cpu_locked_tensor() frees it, and so does Python when the tensor and all its views are
+        gone. A forked child, such as a worker of a DataLoader, does not inherit the memory: a child
+        that touches the tensor ends with SIGSEGV.
         """
         import torch
 
@@ -174,34 +192,35 @@ class pin_handle:
         num_elem = operator.index(num_elem)
         if num_elem < 0:
             raise ValueError(f"num_elem is {num_elem}; it must not be negative")
-        # At least an element, so that an empty tensor has an address of its own too.
-        # frombuffer() makes a root, to which DeepSpeed ties a finalizer, whatever the default
-        # device is and whichever constructors DeepSpeed has replaced.
+        # At least one element, so that an empty tensor has an address of its own too.
+        # frombuffer() ignores the default device, DeepSpeed does not replace it, and it makes a
+        # root tensor, to which DeepSpeed can tie a finalizer.
         size = max(1, num_elem) * example.dtype.itemsize
         pages = _core.PinnedBuffer(size, known_to_cuda=self._known_to_cuda)
         locked = torch.frombuffer(pages, dtype=example.dtype)
         return locked if num_elem else locked.resize_(0)
 
-    def free_cpu_locked_tensor(self, locked_tensor):
-        """True if the tensor begins one of ours that was not freed before, else False.
+    def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
+        """Frees a tensor of new_cpu_locked_tensor(). Returns False for any other tensor, for a
+        part of one, and the second time.
 
-        The memory goes when operations in flight and views of it are done with it.
+        The memory stays until the operations and views that use it end.
         """
         try:
             if not locked_tensor.is_cpu or locked_tensor.storage_offset() != 0:
                 return False
             return _core.retire(locked_tensor.untyped_storage().data_ptr())
-        except Exception:  # no tensor, or one without memory
+        except Exception:  # not a tensor, or a tensor without memory
             return False
 
-    def free_cpu_locked_tensor_by_ptr(self, address):
-        """The same by the tensor's data_ptr()."""
+    def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
+        """Does the same for the tensor whose data_ptr() is `address`."""
         return _core.retire(address)
 
-    def is_pinned(self, buffer):
-        """Whether all of the buffer is page-locked: by any handle of this process, or by torch.
+    def is_pinned(self, buffer: object) -> bool:
+        """Returns whether any handle of this process, or torch, has page-locked the whole buffer.
 
-        False, never an error, for an empty tensor and for one on another device.
+        An empty tensor and a tensor on another device give False, never an error.
         """
         return _core.is_pinned(buffer)
 
@@ -209,10 +228,11 @@ class pin_handle:
 class aio_handle:
     """DeepSpeed's aio_handle over a tensorferry.Handle.
 
-    Any buffer, size, alignment and offset will do. Calls from many threads are fine; a synchronous
-    call completes its own operation only. queue_depth is per worker, of which there are
-    intra_op_parallelism. What is being written must not change before wait() has returned, also
-    where it is not page-locked: it is written from where it is.
+    It takes any buffer, size, alignment and offset. Many threads may call one handle at once; a
+    synchronous call completes only its own operation. intra_op_parallelism is the number of
+    workers, and each worker has its own queue of queue_depth requests. Do not change a buffer that
+    is being written before wait() returns: the handle writes from the buffer itself, whether it is
+    page-locked or not.
 
     >>> import tensorferry
     >>> handle = tensorferry.aio_handle()
@@ -226,12 +246,12 @@ class aio_handle:
 
     def __init__(
         self,
-        block_size=1048576,
-        queue_depth=128,
-        single_submit=False,
-        overlap_events=False,
-        intra_op_parallelism=1,
-    ):
+        block_size: int = 1048576,
+        queue_depth: int = 128,
+        single_submit: bool = False,
+        overlap_events: bool = False,
+        intra_op_parallelism: int = 1,
+    ) -> None:
         self._open(
             _settings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
         )
@@ -241,13 +261,14 @@ class aio_handle:
         self._overlap_events = bool(overlap_events)
         self._intra_op_parallelism = intra_op_parallelism
         self._lock = threading.Lock()
-        self._pending = []  # (operation, None or what to validate)
+        # Each operation with None, or with the arguments of validate().
+        self._pending: list[tuple[Operation, tuple[object, _Path, int] | None]] = []
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         try:
             engine = f"engine {self.engine}"
         except OSError as error:  # as in a forked child
-            engine = error.hint
+            engine = getattr(error, "hint", str(error))
         return (
             f"<tensorferry.{type(self).__name__}: block_size={self._block_size}, "
             f"queue_depth={self._queue_depth}, single_submit={self._single_submit}, "
@@ -256,87 +277,107 @@ class aio_handle:
             f"{engine}>"
         )
 
-    def get_block_size(self):
-        """As given."""
+    def get_block_size(self) -> int:
+        """Returns block_size as the constructor got it."""
         return self._block_size
 
-    def get_queue_depth(self):
-        """As given."""
+    def get_queue_depth(self) -> int:
+        """Returns queue_depth as the constructor got it."""
         return self._queue_depth
 
-    def get_single_submit(self):
-        """As given."""
+    def get_single_submit(self) -> bool:
+        """Returns single_submit as the constructor got it."""
         return self._single_submit
 
-    def get_overlap_events(self):
-        """As given."""
+    def get_overlap_events(self) -> bool:
+        """Returns overlap_events as the constructor got it."""
         return self._overlap_events
 
-    def get_intra_op_parallelism(self):
-        """As given."""
+    def get_intra_op_parallelism(self) -> int:
+        """Returns intra_op_parallelism as the constructor got it."""
         return self._intra_op_parallelism
 
-    def get_alignment(self):
-        """What DeepSpeed's FastFileWriter rounds to. A hint: any size and offset will do."""
+    def get_alignment(self) -> int:
+        """Returns the size that DeepSpeed's FastFileWriter rounds to; any other size works too."""
         return 512 * self._intra_op_parallelism
 
     @property
-    def engine(self):
+    def engine(self) -> str:
         """The engine in use."""
         return self._handle.engine
 
     @property
-    def engine_reason(self):
-        """Why that one."""
+    def engine_reason(self) -> str:
+        """Why the handle uses that engine."""
         return self._handle.engine_reason
 
-    def stats(self):
-        """What it has done so far, and how much page-locked memory the process has."""
+    def stats(self) -> dict[str, Any]:
+        """Counts what the handle has done so far, and the page-locked memory of the process."""
         return self._handle.stats() | _core.pinned_stats()
 
-    def read(self, buffer, filename, validate, file_offset=0):
-        """Reads and returns 0."""
+    def read(self, buffer: object, filename: _Path, validate: bool, file_offset: int = 0) -> int:
+        """Fills the buffer from the file and returns 0."""
         self._now("read_now", buffer, filename, validate, file_offset)
         return 0
 
-    def write(self, buffer, filename, validate, file_offset=0):
-        """Writes and returns 0. Never cuts the file."""
+    def write(self, buffer: object, filename: _Path, validate: bool, file_offset: int = 0) -> int:
+        """Writes the buffer and returns 0. It never cuts the file."""
         self._now("write_now", buffer, filename, validate, file_offset)
         return 0
 
-    def pread(self, buffer, filename, validate, *args, **kwargs):
-        """pread(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
+    def pread(
+        self, buffer: object, filename: _Path, validate: bool, *args: int, **kwargs: int
+    ) -> int:
+        """pread(buffer, filename, validate, async, file_offset=0) returns 0 at once if async,
+        else 1 at the end of the read."""
         return self._start_or_now("read", buffer, filename, validate, args, kwargs)
 
-    def pwrite(self, buffer, filename, validate, *args, **kwargs):
-        """pwrite(buffer, filename, validate, async, file_offset=0): async: 0; else 1 when done."""
+    def pwrite(
+        self, buffer: object, filename: _Path, validate: bool, *args: int, **kwargs: int
+    ) -> int:
+        """pwrite(buffer, filename, validate, async, file_offset=0) returns 0 at once if async,
+        else 1 at the end of the write."""
         return self._start_or_now("write", buffer, filename, validate, args, kwargs)
 
-    def sync_pread(self, buffer, filename, file_offset=0):
-        """Reads and returns 1."""
+    def sync_pread(self, buffer: object, filename: _File, file_offset: int = 0) -> int:
+        """Fills the buffer from the file and returns 1."""
         self._transfer("read_now", buffer, filename, file_offset)
         return 1
 
-    def sync_pwrite(self, buffer, filename, file_offset=0):
-        """Writes and returns 1."""
+    def sync_pwrite(self, buffer: object, filename: _File, file_offset: int = 0) -> int:
+        """Writes the buffer and returns 1."""
         self._transfer("write_now", buffer, filename, file_offset)
         return 1
 
-    def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts to read and returns 0; wait() counts it. `filename` may be a descriptor."""
+    def async_pread(
+        self,
+        buffer: object,
+        filename: _File | None = None,
+        file_offset: int = 0,
+        *,
+        fd: int | None = None,
+    ) -> int:
+        """Starts a read and returns 0; wait() counts it. `filename` may be a descriptor."""
         return self._start("read", buffer, _one_of(filename, fd), False, file_offset)
 
-    def async_pwrite(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts to write and returns 0; wait() counts it. `filename` may be a descriptor.
+    def async_pwrite(
+        self,
+        buffer: object,
+        filename: _File | None = None,
+        file_offset: int = 0,
+        *,
+        fd: int | None = None,
+    ) -> int:
+        """Starts a write and returns 0; wait() counts it. `filename` may be a descriptor.
 
-        The buffer must stay as it is until then: no copy is taken.
+        Do not change the buffer before wait() returns: the handle takes no copy.
         """
         return self._start("write", buffer, _one_of(filename, fd), False, file_offset)
 
-    def wait(self):
-        """Waits for what was started since the last wait() and returns how many that were.
+    def wait(self) -> int:
+        """Waits for the operations started since the last wait() and returns their number.
 
-        If some failed, all have ended; the first error is raised and has the others in `.others`.
+        If some fail, it waits for all and raises the first error, with the others in `.others`.
         """
         with self._lock:
             pending, self._pending = self._pending, []
@@ -348,81 +389,95 @@ class aio_handle:
                     if check is not None:
                         _core.validate(*check)
                 except Exception as failure:
-                    if not operation.done():  # it is not its own: a signal's handler has raised it
+                    if not operation.done():  # not its own failure: a signal handler has raised
                         raise
                     failures.append(failure)
-        except BaseException:  # as Ctrl-C: all stays pending, so that no failure is lost
+        except BaseException:  # such as Ctrl-C: all stay pending, so that no failure is lost
             with self._lock:
                 self._pending[:0] = pending
             raise
         if failures:
-            first = failures[0]
+            first: Any = failures[0]
             first.others = tuple(failures[1:])
             for other in first.others:
                 add_note(first, f"and: {other}")
             raise first
         return len(pending)
 
-    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, **misspelt):
+    def new_cpu_locked_tensor(
+        self, num_elem: int, example_tensor: torch.Tensor | None = None, **misspelt: torch.Tensor
+    ) -> torch.Tensor:
         """See pin_handle.new_cpu_locked_tensor()."""
         return _pins.new_cpu_locked_tensor(num_elem, example_tensor, **misspelt)
 
-    def free_cpu_locked_tensor(self, tensor):
+    def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """See pin_handle.free_cpu_locked_tensor()."""
         return _pins.free_cpu_locked_tensor(tensor)
 
-    def is_pinned(self, buffer):
+    def is_pinned(self, buffer: object) -> bool:
         """See pin_handle.is_pinned()."""
         return _core.is_pinned(buffer)
 
-    def _start_or_now(self, name, buffer, filename, validate, args, kwargs):
+    def _start_or_now(
+        self,
+        name: str,
+        buffer: object,
+        filename: _Path,
+        validate: bool,
+        args: tuple[int, ...],
+        kwargs: dict[str, int],
+    ) -> int:
         is_async, file_offset = _async_and_offset(args, kwargs)
         if is_async:
             return self._start(name, buffer, filename, validate, file_offset)
         self._now(f"{name}_now", buffer, filename, validate, file_offset)
         return 1
 
-    def _now(self, name, buffer, filename, validate, file_offset):
+    def _now(
+        self, name: str, buffer: object, filename: _Path, validate: bool, file_offset: int
+    ) -> None:
         _check_validation(filename, validate)
         self._transfer(name, buffer, filename, file_offset)
         if validate:
             _core.validate(buffer, filename, file_offset)
 
-    def _start(self, name, buffer, file, validate, file_offset):
+    def _start(
+        self, name: str, buffer: object, file: _File, validate: bool, file_offset: int
+    ) -> int:
         _check_validation(file, validate)
         operation = self._transfer(name, buffer, file, file_offset)
-        check = (buffer, file, file_offset) if validate else None
+        check: Any = (buffer, file, file_offset) if validate else None
         with self._lock:
             self._pending.append((operation, check))
         return 0
 
-    def _open(self, settings):
+    def _open(self, settings: dict[str, Any]) -> None:
         self._handle = Handle(**settings)
 
-    def _transfer(self, name, buffer, file, file_offset):
-        """Calls the method of that name of a Handle."""
+    def _transfer(self, name: str, buffer: object, file: _File, file_offset: int) -> Any:
+        """Calls the method `name` of a Handle."""
         if not 0 <= operator.index(file_offset) <= _OFFSET_MOST:
             raise _wrong_offset(name.removesuffix("_now"), file, file_offset)
         if name.startswith("write") and not isinstance(file, (int, File)):
-            _core.byte_count(buffer)  # what cannot be written makes no file
-            # Closed also after a failure, whose traceback keeps this frame; an operation in flight
-            # keeps the file open by itself.
+            _core.byte_count(buffer)  # raises before a file is made for an object without bytes
+            # `with` closes the file after a failure too, whose traceback keeps this frame. An
+            # operation in flight keeps the file open by itself.
             with File(file, "write", permissions=_PERMISSIONS) as opened:
                 return self._move(name, buffer, opened, file_offset)
         return self._move(name, buffer, file, file_offset)
 
-    def _move(self, name, buffer, file, file_offset):
+    def _move(self, name: str, buffer: object, file: _File, file_offset: int) -> Any:
         return getattr(self._handle, name)(buffer, file, file_offset)
 
 
 class gds_handle(aio_handle):
-    """DeepSpeed's gds_handle: tensors of a GPU by GPUDirect Storage where that is to be had.
+    """DeepSpeed's gds_handle: moves tensors of a GPU by GPUDirect Storage where it is supported.
 
-    Where it is not, they go through page-locked memory of the CPU, at the speed of the drive too;
+    Elsewhere they go through page-locked memory of the CPU, also at the speed of the drive;
     engine_reason says why. CPU memory moves as with aio_handle.
     """
 
-    def _open(self, settings):
+    def _open(self, settings: dict[str, Any]) -> None:
         super()._open(settings)
         mode, why = _core.gds_support()
         self._reason = f"GPUDirect Storage: {why}"
@@ -430,26 +485,28 @@ class gds_handle(aio_handle):
         self._direct = Handle("gds", **settings) if mode == "direct" else None
 
     @staticmethod
-    def available():
-        """Whether there is a GPU whose tensors can be moved. Starts nothing."""
+    def available() -> bool:
+        """Returns whether this machine has a GPU whose tensors can be moved. Starts nothing."""
         return os.path.exists("/proc/driver/nvidia/version")
 
     @property
-    def engine(self):
+    def engine(self) -> str:
         """The engine that moves tensors of a GPU."""
         return (self._direct or self._handle).engine
 
     @property
-    def engine_reason(self):
-        """Why that one."""
+    def engine_reason(self) -> str:
+        """Why the handle uses that engine."""
         return f"{self._reason}; {(self._direct or self._handle).engine_reason}"
 
-    def get_alignment(self):
-        """As in DeepSpeed: 512, whatever the number of workers."""
+    def get_alignment(self) -> int:
+        """Returns 512 for any number of workers, as DeepSpeed does."""
         return 512
 
-    def new_pinned_device_tensor(self, num_elem, example_tensor=None, **misspelt):
-        """A 1-D tensor of the example's dtype on the current CUDA device."""
+    def new_pinned_device_tensor(
+        self, num_elem: int, example_tensor: torch.Tensor | None = None, **misspelt: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns a 1-D tensor of the example's dtype on the current CUDA device."""
         import torch
 
         example = _example("new_pinned_device_tensor", example_tensor, misspelt)
@@ -457,46 +514,48 @@ class gds_handle(aio_handle):
         if count < 0:
             raise ValueError(f"num_elem is {count}; it must not be negative")
         if not torch.cuda.is_available():
-            hint = "there is no GPU that torch can use"
+            hint = "torch finds no GPU"
             raise _failure(OSError, errno.ENODEV, "new_pinned_device_tensor", hint)
         tensor = torch.empty(count, dtype=example.dtype, device="cuda")
         self.pin_device_tensor(tensor)
         return tensor
 
-    def free_pinned_device_tensor(self, tensor):
-        """Undoes the registration of new_pinned_device_tensor(); torch frees the memory. True."""
+    def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Undoes new_pinned_device_tensor(): torch frees the memory. Returns True."""
         return self.unpin_device_tensor(tensor)
 
-    def pin_device_tensor(self, tensor):
-        """Registers a tensor of a GPU for direct transfers. True.
+    def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Registers a tensor of a GPU for direct transfers and returns True.
 
-        Unregister it with unpin_device_tensor() before it goes. Where there is no GPUDirect Storage
-        there is nothing to be registered.
+        Call unpin_device_tensor() before torch frees the tensor. Without GPUDirect Storage, both
+        calls do nothing.
         """
         _check_on_gpu(tensor)
         if self._direct is not None and tensor.nbytes:
             _core.register_gpu_memory(tensor)
         return True
 
-    def unpin_device_tensor(self, tensor):
-        """Undoes pin_device_tensor(). True."""
+    def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Undoes pin_device_tensor() and returns True."""
         _check_on_gpu(tensor)
         if self._direct is not None and tensor.nbytes:
             _core.unregister_gpu_memory(tensor)
         return True
 
-    def _move(self, name, buffer, file, file_offset):
+    def _move(self, name: str, buffer: object, file: _File, file_offset: int) -> Any:
         if self._direct is not None and getattr(buffer, "is_cuda", False):
             try:
                 return getattr(self._direct, name)(buffer, file, file_offset)
             except OSError as refused:
                 if getattr(refused, "operation", None) != "use GPUDirect Storage":
                     raise
-                self._reason = str(refused)  # not for this file
+                self._reason = str(refused)  # GPUDirect Storage refuses this file
         return super()._move(name, buffer, file, file_offset)
 
 
-def _example(function, example_tensor, misspelt):
+def _example(
+    function: str, example_tensor: torch.Tensor | None, misspelt: dict[str, torch.Tensor]
+) -> torch.Tensor:
     # DeepSpeed has published the keyword as example_tenosr.
     example = misspelt.pop("example_tenosr", example_tensor)
     if misspelt or example is None:
@@ -505,11 +564,11 @@ def _example(function, example_tensor, misspelt):
     return example
 
 
-def _check_on_gpu(tensor):
+def _check_on_gpu(tensor: torch.Tensor) -> None:
     if not getattr(tensor, "is_cuda", False):
         raise ValueError(
             f"the tensor is on {getattr(tensor, 'device', 'no device')}: only tensors of a GPU can "
-            "be pinned for GPUDirect Storage; for the CPU there is new_cpu_locked_tensor()"
+            "be pinned for GPUDirect Storage; for the CPU use new_cpu_locked_tensor()"
         )
 
 
@@ -520,13 +579,15 @@ class _Pins(pin_handle):
 _pins = _Pins()
 
 
-def _one_of(filename, fd):
-    if (filename is None) == (fd is None):
-        raise TypeError("give a filename or a descriptor (fd)")
-    return filename if fd is None else fd
+def _one_of(filename: _File | None, fd: int | None) -> _File:
+    if filename is not None and fd is None:
+        return filename
+    if fd is not None and filename is None:
+        return fd
+    raise TypeError("give either a filename or a descriptor (fd)")
 
 
-def _async_and_offset(args, kwargs):
+def _async_and_offset(args: tuple[int, ...], kwargs: dict[str, int]) -> tuple[int, int]:
     # `async` is a keyword of Python, so it comes by position or as **{"async": ...}.
     named = dict(zip(("async", "file_offset"), args))
     if len(args) > 2 or named.keys() & kwargs.keys() or kwargs.keys() - {"async", "file_offset"}:

@@ -328,7 +328,9 @@ def test_hostile_texts_stay_texts(make, opened, command):
 
 
 def test_no_text_leaves_the_data_of_the_plots():
-    page = report.Page()
+    from tensorferry.report.page import Page
+
+    page = Page()
     page.plot("x", "", "", [{"name": HOSTILE, "y": [1.0, float("nan"), float("-inf")]}], {})
     text = page.document("", "", "")
     assert "alert" not in re.sub(r'id="plots">.*?</script>', "", text)

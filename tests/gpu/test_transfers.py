@@ -253,7 +253,7 @@ print("fine")
 """
 
 
-def test_no_context_is_made_and_forks_stay_safe(path):
+def test_cuda_is_not_started_and_forks_stay_safe(path):
     done = subprocess.run(
         [sys.executable, "-c", IN_A_NEW_PROCESS, path], capture_output=True, text=True, timeout=120
     )

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import python_rooms
 import rooms
 
 
@@ -36,11 +37,28 @@ def test_every_source_and_every_test_is_in_the_build(root):
     assert not found, "\n".join(found)
 
 
+def test_rooms_of_python_import_only_rooms_below_them(root):
+    found = python_rooms.check_imports(root)
+    assert not found, "\n".join(found)
+
+
+def test_no_python_object_touches_the_privates_of_another(root):
+    found = python_rooms.check_privates(root) + python_rooms.gone_breaches(root)
+    assert not found, "\n".join(found)
+
+
 @pytest.fixture
 def copy(root, tmp_path):
     """A copy of the tree to break."""
     for folder in ("src", "include", "tests", "python"):
         shutil.copytree(root / folder, tmp_path / folder)
+    return tmp_path
+
+
+@pytest.fixture
+def package(root, tmp_path):
+    """A copy of the Python package to break."""
+    shutil.copytree(root / "python/tensorferry", tmp_path / "python/tensorferry")
     return tmp_path
 
 
@@ -166,3 +184,98 @@ def test_a_file_left_out_of_the_build_is_found(copy, file):
 def test_a_planted_link_is_found(copy):
     line = "tensorferry_room(NAME files BELOW engines os base SOURCES files/device.cc)"
     assert len(planted(rooms.check_links, copy, "src/CMakeLists.txt", line)) == 1
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("_notes.py", "from . import aio"),
+        ("_notes.py", "from ._tracing import span"),
+        ("aio.py", "from .deepspeed import enable"),
+        ("aio.py", "import tensorferry"),
+        ("aio.py", "from tensorferry import Handle"),
+        ("sweep.py", "import tensorferry.deepspeed"),
+        ("_memory/layout.py", "from ..optim.plan import Plan"),
+        ("_memory/layout.py", "def late():\n    from .. import offload"),
+        ("_memory/layout.py", "if TYPE_CHECKING:\n    from ..offload.unit import Unit"),
+        ("optim/plan.py", "from ..offload import unit"),
+        ("offload/unit.py", "from tensorferry.optim import plan"),
+        ("optim/plan.py", "from .._config.sections import ConfigError"),
+        ("safetensors/torch.py", "from ..checkpoint import save"),
+        ("_config/config.py", "from ..plan import estimate"),
+        ("report/page.py", "from .. import _core"),
+        ("report/page.py", "from tensorferry.aio import MOST"),
+        ("sweep.py", "from .report import load"),
+        ("__init__.py", "from . import optim"),
+        ("__init__.py", "from ._config.sections import ConfigError"),
+        ("attic.py", ""),
+    ],
+)
+def test_a_planted_import_of_python_is_found(package, file, line):
+    found = planted(python_rooms.check_imports, package, f"python/tensorferry/{file}", line)
+    assert len(found) == 1 and file in found[0]
+
+
+@pytest.mark.parametrize(
+    "file, line",
+    [
+        ("aio.py", "from . import _core"),
+        ("optim/plan.py", "from . import gradients"),
+        ("optim/plan.py", "from ..aio import MOST"),
+        ("offload/unit.py", "from .._memory import layout"),
+        ("_config/config.py", "from .. import offload, optim"),
+        ("transformers.py", "from ._config.config import Config"),
+        ("report/page.py", "from . import results"),
+        ("__init__.py", "def late():\n    from . import transformers"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from . import optim"),
+        ("aio.py", "import torch.optim"),
+    ],
+)
+def test_an_import_of_python_that_points_down_is_left_alone(package, file, line):
+    assert planted(python_rooms.check_imports, package, f"python/tensorferry/{file}", line) == []
+
+
+PRIVATES = [
+    "handle._pending",
+    "self.handle._pending",
+    "self.owner()._space",
+    "def f(other):\n    other._take(3)",
+    "class A:\n    def f(self):\n        B._made = self",
+    "class A: ...\nA._made = 3",
+    "from .deepspeed import _op",
+    "from tensorferry.aio import _failure",
+]
+OWN = [
+    "self._pending",
+    "cls._made",
+    "super()._open(3)",
+    "type(self)._made",
+    "class A:\n    def f(self):\n        A._made = self",
+    "sys._getframe(1)",
+    "torch._C._autograd._top()",
+    "torch.Tensor._make_subclass(cls, data)",
+    "operator._schema.arguments",
+    "module._parameters, module._buffers, module._forward_hooks",
+    "place._replace(offset=3)",
+    "self.__class__.__name__",
+]
+
+
+@pytest.mark.parametrize("line", PRIVATES)
+def test_a_planted_touch_of_a_private_attribute_is_found(package, line):
+    found = planted(python_rooms.check_privates, package, "python/tensorferry/sweep.py", line)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("line", OWN)
+def test_what_is_ones_own_is_left_alone(package, line):
+    assert planted(python_rooms.check_privates, package, "python/tensorferry/sweep.py", line) == []
+
+
+def test_known_breaches_may_only_shrink(package, monkeypatch):
+    file = "python/tensorferry/sweep.py"
+    monkeypatch.setitem(python_rooms.KNOWN_BREACHES, "sweep.py", 1)
+    assert len(python_rooms.gone_breaches(package)) == 1
+    assert planted(python_rooms.check_privates, package, file, "job._done") == []
+    assert python_rooms.gone_breaches(package) == []
+    assert len(planted(python_rooms.check_privates, package, file, "job._gone")) == 2

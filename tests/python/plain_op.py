@@ -10,7 +10,7 @@ import torch
 
 
 class aio_handle:
-    tensors = []  # kept, so that an address means one tensor
+    tensors: list[torch.Tensor] = []  # kept, so that an address means one tensor
 
     def __init__(self, **settings):
         self.pending = 0

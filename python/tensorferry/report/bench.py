@@ -1,9 +1,14 @@
-"""What a report shows of `tensorferry bench`."""
+"""The sections of a report on `tensorferry bench`."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from .page import (
     NONE,
+    Interval,
+    Json,
+    Page,
+    Unit,
     count,
     digits,
     heading,
@@ -22,22 +27,30 @@ from .page import (
 )
 
 DIRECTIONS = ("read", "write")
+Rate = tuple[float | None, float | None, float | None]  # mean, low, high in MB/s
+Mark = tuple[float, float]  # when an operation began, and how long it took
+Panel = tuple[Json, str, list[Mark], list[Mark]]  # a series, its colour, all marks, those drawn
+Column = tuple[str, Callable[[Json], str]]  # the name and the text of a row
+
 # More marks than this do not show more, and make a page slow.
 TIME_LINE_MARKS = 2000
 CURVE_POINTS = 300
 BINS = 60
-PANELS_STYLED = 8  # the style sheet has a height for so many
-# As 1 / (1 - share), so that each further nine takes the same room.
+PANELS_STYLED = 8  # the style sheet has heights for up to 8 panels
+# The axis shows 1 / (1 - share), so that each further nine takes the same space.
 PERCENTILE_TICKS = {1: "0", 2: "50", 10: "90", 100: "99", 1000: "99.9", 1e4: "99.99", 1e5: "99.999"}
 
 
-def interval(one, member):
-    """(low, high) of a series' mean; (None, None) of a single sample, which has none."""
-    return tuple(one[member]["ci95"]) if len(numbers(one["seconds"])) > 1 else (None, None)
+def interval(one: Json, member: str) -> Interval:
+    """Returns (low, high) of a series' mean, or (None, None) if it has a single sample."""
+    if len(numbers(one["seconds"])) < 2:
+        return None, None
+    low, high = one[member]["ci95"]
+    return low, high
 
 
-def figures(results):
-    """The best rate of each direction, the tail of reads, and the price in CPU time."""
+def figures(results: Json) -> str:
+    """Shows the best rate of each direction, and the latency of the smallest tensors."""
     series = results["series"]
     rate = rate_unit(one["bandwidth_mb_per_second"]["mean"] for one in series)
     found = []
@@ -78,7 +91,7 @@ def figures(results):
     return key_figures(found)
 
 
-def sections(page, results, prefix):
+def sections(page: Page, results: Json, prefix: str) -> str:
     series = sorted(results["series"], key=lambda one: (one["direction"], one["bytes"]))
     if not series:
         return paragraph("No series was finished, so there is nothing to plot.", "notice")
@@ -93,13 +106,13 @@ def sections(page, results, prefix):
     )
 
 
-def _of(series, direction):
-    """The series of a direction that have samples, each with its colour."""
+def _of(series: list[Json], direction: str) -> list[tuple[Json, str]]:
+    """Returns the series of a direction that have samples, each with its colour."""
     chosen = [one for one in series if one["direction"] == direction and numbers(one["seconds"])]
     return list(zip(chosen, steps(direction, len(chosen))))
 
 
-def _bandwidth(page, series, prefix):
+def _bandwidth(page: Page, series: list[Json], prefix: str) -> str:
     rate = rate_unit(one["bandwidth_mb_per_second"]["mean"] for one in series)
     data = []
     for direction in DIRECTIONS:
@@ -132,16 +145,18 @@ def _bandwidth(page, series, prefix):
             f"Bandwidth by tensor size. {said}.",
             data,
             interval_layout(sizes, "Tensor size"),
-            "Of single operations: the size by the latency. Bars are 95 % confidence intervals of "
-            "the mean.",
+            "Bandwidth of single operations: size divided by latency. Bars are 95 % confidence "
+            "intervals of the mean.",
             style="wide",
         ),
     )
 
 
-def interval_trace(name, colour, rate, categories, values):
-    """A line of (mean, low, high) in MB/s with its intervals."""
-    rows = [tuple(map(rate.of, row)) for row in values]
+def interval_trace(
+    name: str, colour: str, rate: Unit, categories: list[str], values: Sequence[Rate]
+) -> Json:
+    """Makes a line of (mean, low, high) in MB/s with its intervals."""
+    rows = [(rate.of(mean), rate.of(low), rate.of(high)) for mean, low, high in values]
     above = [None if mean is None or high is None else high - mean for mean, _, high in rows]
     below = [None if mean is None or low is None else mean - low for mean, low, _ in rows]
     told = [f"{rate.text(mean)}<br>95 %: {rate.interval(known)}" for mean, *known in values]
@@ -167,7 +182,7 @@ def interval_trace(name, colour, rate, categories, values):
     }
 
 
-def interval_layout(categories, title):
+def interval_layout(categories: list[str], title: str) -> Json:
     return {
         "xaxis": {
             "type": "category",
@@ -180,10 +195,10 @@ def interval_layout(categories, title):
     }
 
 
-def _distribution(page, series, prefix):
+def _distribution(page: Page, series: list[Json], prefix: str) -> str:
     unit = time_unit(value for one in series for value in numbers(one["seconds"]))
-    everything = [unit.of(value) for one in series for value in numbers(one["seconds"])]
-    positive = [value for value in everything if value > 0]
+    everything = [value for one in series for value in numbers(one["seconds"])]
+    positive = [value * unit.scale for value in everything if value > 0]
     if not positive:
         return ""
     # One scale for reads and writes, so that the eye can compare.
@@ -240,16 +255,16 @@ def _distribution(page, series, prefix):
     )
 
 
-def bin_edges(low, high):
-    """Of equal width on a logarithmic scale, with some air on both sides."""
+def bin_edges(low: float, high: float) -> list[float]:
+    """Divides a logarithmic scale into bins of equal width, with some space at both ends."""
     first, last = math.log10(low) - 0.05, math.log10(high) + 0.05
     return [10 ** (first + (last - first) * step / BINS) for step in range(BINS + 1)]
 
 
-def log_axis(low, high):
-    """With as many ticks as have room."""
+def log_axis(low: float, high: float) -> Json:
+    """Makes a logarithmic axis with as many ticks as fit."""
     first, last = math.log10(low), math.log10(high)
-    steps_of_decade = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    steps_of_decade: tuple[float, ...] = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     if last - first > 0.9:
         steps_of_decade = (1, 2, 5) if last - first < 2.5 else (1,)
     ticks = [
@@ -266,13 +281,13 @@ def log_axis(low, high):
     }
 
 
-def _histogram(one, colour, unit, edges):
+def _histogram(one: Json, colour: str, unit: Unit, edges: list[float]) -> Json:
     values = numbers(one["seconds"])
     found = [0] * BINS
     first, last = math.log10(edges[0]), math.log10(edges[-1])
     for value in values:
         if value > 0:
-            place = (math.log10(unit.of(value)) - first) / (last - first)
+            place = (math.log10(value * unit.scale) - first) / (last - first)
             found[min(BINS - 1, max(0, int(place * BINS)))] += 1
     told = [
         f"{digits(low)} to {digits(high)} {unit.name}: {plural(amount, 'operation')}"
@@ -291,12 +306,12 @@ def _histogram(one, colour, unit, edges):
     }
 
 
-def _percentile_curve(one, colour, unit):
+def _percentile_curve(one: Json, colour: str, unit: Unit) -> Json:
     values = sorted(numbers(one["seconds"]))
     many = len(values)
     # Evenly in the number of nines, so that the tail is drawn as finely as the middle.
     if many <= CURVE_POINTS:
-        chosen = range(many)
+        chosen = list(range(many))
     else:
         end = math.log(2 * many)
         shares = [1 - math.exp(-end * step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
@@ -316,8 +331,8 @@ def _percentile_curve(one, colour, unit):
     }
 
 
-def _percentile_axis(series):
-    """Until a little after the last point of the longest series."""
+def _percentile_axis(series: list[Json]) -> Json:
+    """Makes an axis that ends a little after the last point of the longest series."""
     last = max(len(one["seconds"]) for one in series)
     return {
         "type": "log",
@@ -328,7 +343,7 @@ def _percentile_axis(series):
     }
 
 
-def _time_line(page, series, prefix):
+def _time_line(page: Page, series: list[Json], prefix: str) -> str:
     plots = []
     for direction in DIRECTIONS:
         panels = []
@@ -377,10 +392,11 @@ def _time_line(page, series, prefix):
     )
 
 
-def _panels(panels):
-    """(data, layout) of one panel for each size, each with its own scales, under each other."""
-    data, layout = [], {"showlegend": False, "margin": {"t": 24}, "annotations": []}
-    height = 1 / (1.5 * len(panels) - 0.5)  # between two of them is half of one
+def _panels(panels: list[Panel]) -> tuple[list[Json], Json]:
+    """Returns (data, layout) of the panels: one below the other, each with its own scales."""
+    data: list[Json] = []
+    layout: Json = {"showlegend": False, "margin": {"t": 24}, "annotations": []}
+    height = 1 / (1.5 * len(panels) - 0.5)  # the gap between two panels is half a panel
     for place, (one, colour, _, kept) in enumerate(panels, 1):
         unit = time_unit(value for _, value in kept)
         top = 1 - 1.5 * height * (place - 1)
@@ -427,8 +443,8 @@ def _panels(panels):
     return data, layout
 
 
-def thinned(marks):
-    """At most TIME_LINE_MARKS of (time, value): the least and the greatest of each stretch."""
+def thinned(marks: list[Mark]) -> list[Mark]:
+    """Keeps at most TIME_LINE_MARKS: the least and the greatest value of each stretch of time."""
     if len(marks) <= TIME_LINE_MARKS:
         return marks
     stretch = math.ceil(len(marks) / (TIME_LINE_MARKS // 2))
@@ -440,7 +456,7 @@ def thinned(marks):
     return kept
 
 
-def _tables(series):
+def _tables(series: list[Json]) -> str:
     time = time_unit(one["latency_seconds"]["p50"] for one in series)
     rate = rate_unit(one["bandwidth_mb_per_second"]["mean"] for one in series)
     return section(
@@ -456,7 +472,9 @@ def _tables(series):
     )
 
 
-def _statistics(caption, series, member, unit, more=()):
+def _statistics(
+    caption: str, series: list[Json], member: str, unit: Unit, more: Sequence[Column] = ()
+) -> str:
     names = {
         "standard_deviation": "#Std. deviation",
         "median": "#Median (p50)",
@@ -493,14 +511,14 @@ def _statistics(caption, series, member, unit, more=()):
     return table(caption, columns, rows)
 
 
-def _transport(series):
-    engines = {}
+def _transport(series: list[Json]) -> str:
+    engines: dict[tuple[str, object, str], list[str]] = {}
     for one in series:
         way = (str(one.get("engine", NONE)), one.get("direct"), str(one.get("engine_reason", "")))
         engines.setdefault(way, []).append(f"{one['direction']} {size(one['bytes'])}")
-    said = {True: "yes", False: "no"}
+    said = {"True": "yes", "False": "no"}
     ways = [
-        [engine, said.get(direct, NONE), ", ".join(which), reason]
+        [engine, said.get(str(direct), NONE), ", ".join(which), reason]
         for (engine, direct, reason), which in engines.items()
     ]
     cold = [

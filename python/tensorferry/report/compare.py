@@ -1,10 +1,14 @@
-"""What a report shows of several results of one command: the first is what others are held to."""
+"""The sections of a report on several runs of one command. It compares each with the first."""
 
 import math
+from collections.abc import Iterable
 
-from .bench import interval, interval_layout, interval_trace
+from .bench import Rate, interval, interval_layout, interval_trace
 from .page import (
     NONE,
+    Interval,
+    Json,
+    Page,
     Unit,
     digits,
     escape,
@@ -21,8 +25,11 @@ from .page import (
 from .sweep import good
 from .tune import SETTING, measured, setting_text
 
+Run = tuple[str, Json]  # the name of a file, and its results
+Rates = dict[str, dict[float, Rate]]  # by direction and bytes
+
 COLOURS = 6
-# Student's t, 97.5 %, for 1, 2, ... degrees of freedom; from there on the formula is close enough.
+# Student's t, 97.5 %, for 1, 2, ... degrees of freedom; beyond these the formula is close enough.
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 EVEN = "Even means that the 95 % intervals overlap: the runs do not tell which is faster."
@@ -33,8 +40,8 @@ INTERVALS = {
 }
 
 
-def sections(page, runs, command):
-    """`runs` are (label, results) of the command, at least two."""
+def sections(page: Page, runs: list[Run], command: str) -> str:
+    """Compares two or more runs of a command."""
     parts = [heading(2, f"{command}: {len(runs)} runs compared", f"compare-{command}")]
     if command == "tune":
         parts.append(_settings(runs))
@@ -43,45 +50,45 @@ def sections(page, runs, command):
     return '<article class="compare">' + "\n".join(parts) + "</article>"
 
 
-def ratio(first, other):
-    """(ratio, low, high) of two (value, low, high). The interval holds 1 just when theirs overlap;
-    without intervals low and high are None."""
+def ratio(first: Rate, other: Rate) -> Rate:
+    """Returns (ratio, low, high) of two (value, low, high). The interval of the ratio contains 1
+    exactly if those of the two overlap; without them, low and high are None."""
     value, low, high = map(number, other)
     base, base_low, base_high = map(number, first)
     if value is None or not base:
         return None, None, None
-    if None in (low, high, base_low, base_high) or base_low <= 0:
+    if low is None or high is None or base_high is None or base_low is None or base_low <= 0:
         return value / base, None, None
     return value / base, low / base_high, high / base_low
 
 
-def verdict(times, low, high):
-    """In a word."""
+def verdict(times: float | None, low: float | None, high: float | None) -> str:
+    """Says which is faster, in a word."""
     if times is None:
         return NONE
-    if low is None:
+    if low is None or high is None:
         return "no interval, so not known"
     if low <= 1 <= high:
         return "even"
     return "faster" if times > 1 else "slower"
 
 
-def mean_interval(values):
-    """(low, high) of the mean at 95 %; (None, None) for fewer than two values."""
-    values = numbers(values)
-    freedom = len(values) - 1
+def mean_interval(values: Iterable[object]) -> Interval:
+    """Returns (low, high) of the mean at 95 %, or (None, None) for fewer than two values."""
+    known = numbers(values)
+    freedom = len(known) - 1
     if freedom < 1:
         return None, None
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / freedom)
+    mean = sum(known) / len(known)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / freedom)
     t = T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.5 / freedom
-    half = t * deviation / math.sqrt(len(values))
+    half = t * deviation / math.sqrt(len(known))
     return mean - half, mean + half
 
 
-def _bench(results):
-    """{direction: {bytes: (value, low, high)}} in MB/s."""
-    rates = {}
+def _bench(results: Json) -> Rates:
+    """Returns the rates of bench by tensor size."""
+    rates: Rates = {}
     for one in results["series"]:
         rates.setdefault(one["direction"], {})[one["bytes"]] = (
             one["bandwidth_mb_per_second"]["mean"],
@@ -90,9 +97,9 @@ def _bench(results):
     return rates
 
 
-def _sweep(results):
-    """The same by block size; intervals are over the loops of the best point."""
-    rates = {}
+def _sweep(results: Json) -> Rates:
+    """Returns the rates of sweep by block size; intervals are over the loops of the best point."""
+    rates: Rates = {}
     for direction in ("read", "write"):
         for point in good(results["points"], direction):
             of_direction = rates.setdefault(direction, {})
@@ -108,7 +115,7 @@ def _sweep(results):
 MEASURES = {"bench": _bench, "sweep": _sweep}
 
 
-def _rates(page, runs, command):
+def _rates(page: Page, runs: list[Run], command: str) -> list[str]:
     found = [(label, MEASURES[command](results)) for label, results in runs]
     title = "Tensor size" if command == "bench" else "Block size, best over all else"
     rate = rate_unit(
@@ -173,7 +180,9 @@ def _rates(page, runs, command):
     ]
 
 
-def _rows(found, direction, keys, rate):
+def _rows(
+    found: list[tuple[str, Rates]], direction: str, keys: list[float], rate: Unit
+) -> list[list[str]]:
     rows = []
     for key in keys:
         first = found[0][1].get(direction, {}).get(key)
@@ -192,9 +201,9 @@ def _rows(found, direction, keys, rate):
     return rows
 
 
-def _best(results):
-    """(value, low, high) of the best setting, more being better. Its interval is that of its score
-    in the last round."""
+def _best(results: Json) -> Rate:
+    """Returns (value, low, high) of the best setting; more is better. The interval is that of its
+    score in the last round."""
     best = results.get("best") or {}
     value = number(best.get("gb_per_second"))
     if value is None:
@@ -204,12 +213,12 @@ def _best(results):
     for candidate in last:
         score, low, high = (number(candidate.get(name)) for name in ("score", "low", "high"))
         same = all(candidate[name] == best.get(name) for name in SETTING)
-        if same and score and value is not None and None not in (low, high):
+        if same and score and value is not None and low is not None and high is not None:
             return value, value * low / score, value * high / score
     return value, None, None
 
 
-def _settings(runs):
+def _settings(runs: list[Run]) -> str:
     rows = []
     objectives = [str(results["settings"].get("objective", NONE)) for _, results in runs]
     first = _best(runs[0][1])

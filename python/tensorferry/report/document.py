@@ -2,12 +2,16 @@
 
 import datetime
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from plotly.offline import get_plotlyjs
 
 from . import bench, compare, sweep, tune
+from .compare import Run
 from .page import (
+    Json,
     Page,
     digits,
     escape,
@@ -21,11 +25,20 @@ from .page import (
     table,
 )
 
-MAKERS = {"bench": bench, "sweep": sweep, "tune": tune}
+
+class Maker(Protocol):
+    """The module that makes the sections of a command."""
+
+    def figures(self, results: Json) -> str: ...
+
+    def sections(self, page: Page, results: Json, prefix: str) -> str: ...
 
 
-def make_page(runs):
-    """The page as text, from pairs of (file name, results as load() returned them)."""
+MAKERS: dict[str, Maker] = {"bench": bench, "sweep": sweep, "tune": tune}
+
+
+def make_page(runs: Sequence[Run]) -> str:
+    """Returns the page as text, from pairs of a file name and the results that load() returned."""
     runs = list(zip(_labels([name for name, _ in runs]), (results for _, results in runs)))
     page = Page()
     title = _title(runs)
@@ -50,8 +63,8 @@ def make_page(runs):
     return page.document(f"tensorferry: {title}", "\n".join(body), get_plotlyjs())
 
 
-def _labels(names):
-    """File names as short as they can be told apart."""
+def _labels(names: list[str]) -> list[str]:
+    """Shortens file names as far as they stay different."""
     short = [Path(name).name for name in names]
     if len(set(short)) == len(short):
         return short
@@ -60,14 +73,14 @@ def _labels(names):
     return [f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 
-def _title(runs):
+def _title(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         return _drives(runs[0][1])
     drives = list(dict.fromkeys(_drives(results) for _, results in runs))
     return f"{len(runs)} runs on {drives[0] if len(drives) == 1 else plural(len(drives), 'drive')}"
 
 
-def _head(runs, title):
+def _head(runs: Sequence[Run], title: str) -> str:
     commands = list(dict.fromkeys(results["command"] for _, results in runs))
     eyebrow = paragraph("tensorferry " + ", ".join(commands), "eyebrow")
     if len(runs) == 1:
@@ -91,7 +104,7 @@ def _head(runs, title):
     )
 
 
-def _run(page, label, results, name, alone):
+def _run(page: Page, label: str, results: Json, name: str, alone: bool) -> str:
     maker = MAKERS[results["command"]]
     parts = []
     if not alone:
@@ -101,7 +114,9 @@ def _run(page, label, results, name, alone):
             paragraph(f"{_drives(results)}. {_where(results)}", "lead"),
         ]
     if not results["complete"]:
-        parts.append(paragraph("This run was interrupted. What was finished is here.", "notice"))
+        parts.append(
+            paragraph("This run was interrupted. The page shows its finished part.", "notice")
+        )
     parts.append(maker.figures(results))
     parts.append(maker.sections(page, results, name))
     parts.append(section(heading(3, "Machine and settings"), _facts(results)))
@@ -109,30 +124,30 @@ def _run(page, label, results, name, alone):
     return f'<article class="{style}">' + "\n".join(parts) + "</article>"
 
 
-def _member(value, *names):
-    """A member of a member, as text; empty where it is not."""
+def _member(value: object, *names: str) -> str:
+    """Returns a member of a member as text, or an empty text if it is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return "" if value is None or isinstance(value, (dict, list)) else str(value)
 
 
-def _drive(place):
+def _drive(place: Json) -> str:
     model, name = _member(place, "drive", "model"), _member(place, "drive", "name")
     return " ".join(filter(None, [model, f"({name})" if model and name else name])) or (
         _member(place, "directory")
     )
 
 
-def _drives(results):
+def _drives(results: Json) -> str:
     drives = dict.fromkeys(filter(None, map(_drive, results["places"])))
     return ", ".join(drives) or "an unknown drive"
 
 
-def _host(results):
+def _host(results: Json) -> str:
     return _member(results["machine"], "host") or "an unknown machine"
 
 
-def _when(results):
+def _when(results: Json) -> str:
     started = _member(results, "started")
     try:
         moment = datetime.datetime.strptime(started, "%Y-%m-%dT%H:%M:%SZ")
@@ -141,7 +156,7 @@ def _when(results):
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
-def _where(results):
+def _where(results: Json) -> str:
     places = [
         " on ".join(
             filter(None, [_member(place, "file_system", "kind"), _member(place, "directory")])
@@ -151,7 +166,7 @@ def _where(results):
     return " · ".join(filter(None, [_host(results), ", ".join(places), _when(results)]))
 
 
-def _facts(results):
+def _facts(results: Json) -> str:
     machine = results["machine"]
     memory = number(machine.get("memory_bytes"))
     pairs = [
@@ -169,8 +184,8 @@ def _facts(results):
         ),
     ]
     for place in results["places"]:
-        system = place.get("file_system") if isinstance(place.get("file_system"), dict) else {}
-        drive = place.get("drive") if isinstance(place.get("drive"), dict) else {}
+        system: Json = place["file_system"] if isinstance(place.get("file_system"), dict) else {}
+        drive: Json = place["drive"] if isinstance(place.get("drive"), dict) else {}
         pairs.append(("Drive", _drive(place)))
         pairs.append(("Directory", _member(place, "directory")))
         pairs.append(
@@ -203,8 +218,8 @@ def _facts(results):
     return facts(pairs)
 
 
-def _plain(members):
-    """An object as words: `queue depth 64, block 2 MiB`."""
+def _plain(members: Json) -> str:
+    """Shows an object as words: `queue depth 64, block 2 MiB`."""
     words = []
     for name, value in members.items():
         is_size = name.endswith(("bytes", "bytes_max")) or name == "sizes"
@@ -219,7 +234,7 @@ def _plain(members):
     return ", ".join(words)
 
 
-def _word(value, is_size):
+def _word(value: Any, is_size: bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if number(value) is not None:

@@ -1,7 +1,7 @@
 """The page of a report: numbers with units, tables, plots, and the document that holds them.
 
-It knows nothing of commands. Text comes in plain and is escaped here, on its way into the page;
-only what a function of this module returned may be put into the page as it is.
+It knows nothing of commands. Its functions take plain text and escape it; only their results may go
+into the page unescaped.
 """
 
 import base64
@@ -9,85 +9,90 @@ import hashlib
 import html
 import json
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+Interval = tuple[float | None, float | None]  # low, high
 
 NONE = "–"
 SPACE = "\u00a0"  # between a number and its unit, where no line may end
 
 
-def number(value):
-    """A finite float, or None for anything else that a results file may hold."""
+def number(value: object) -> float | None:
+    """Returns a finite number as a float, and None for anything else in a results file."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        value = float(value)
+        found = float(value)
     except OverflowError:
         return None
-    return value if math.isfinite(value) else None
+    return found if math.isfinite(found) else None
 
 
-def numbers(values):
-    """The finite numbers of a list."""
+def numbers(values: Iterable[object]) -> list[float]:
+    """Returns the finite numbers of a list."""
     return [value for value in map(number, values) if value is not None]
 
 
-def digits(value, significant=3):
-    """1234.5 as 1,234 and 0.012345 as 0.0123; a dash for what is no number."""
-    value = number(value)
-    if value is None:
+def digits(value: object, significant: int = 3) -> str:
+    """Shows 1234.5 as 1,234 and 0.012345 as 0.0123, and a dash for anything but a number."""
+    shown = number(value)
+    if shown is None:
         return NONE
-    if value == 0:
+    if shown == 0:
         return "0"
-    if not 1e-9 < abs(value) < 1e15:
-        return f"{value:.2e}"
-    decimals = significant - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, min(decimals, 12))}f}"
+    if not 1e-9 < abs(shown) < 1e15:
+        return f"{shown:.2e}"
+    decimals = significant - 1 - math.floor(math.log10(abs(shown)))
+    return f"{shown:,.{max(0, min(decimals, 12))}f}"
 
 
-def count(value):
-    """A whole number as such: 64, 1,024."""
-    value = number(value)
-    if value is None:
+def count(value: object) -> str:
+    """Shows a whole number without decimals: 64, 1,024."""
+    shown = number(value)
+    if shown is None:
         return NONE
-    return f"{value:,.0f}" if value == int(value) else digits(value)
+    return f"{shown:,.0f}" if shown == int(shown) else digits(shown)
 
 
-def size(value):
-    """Bytes in the binary unit that suits: 2 MiB, 1.5 GiB."""
-    value = number(value)
-    if value is None:
+def size(value: object) -> str:
+    """Shows bytes in the binary unit that suits: 2 MiB, 1.5 GiB."""
+    amount = number(value)
+    if amount is None:
         return NONE
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(value) >= scale:
-            return f"{count(value / scale)}{SPACE}{unit}"
-    return f"{value:,.0f}{SPACE}B"
+        if abs(amount) >= scale:
+            return f"{count(amount / scale)}{SPACE}{unit}"
+    return f"{amount:,.0f}{SPACE}B"
 
 
 class Unit:
-    """One unit for a column or an axis, chosen for the values that it will show."""
+    """One unit for a column or an axis, which suits the values there."""
 
-    def __init__(self, name, scale):
+    def __init__(self, name: str, scale: float) -> None:
         self.name, self.scale = name, scale
 
-    def of(self, value):
-        value = number(value)
-        return None if value is None else value * self.scale
+    def of(self, value: object) -> float | None:
+        amount = number(value)
+        return None if amount is None else amount * self.scale
 
-    def digits(self, value):
+    def digits(self, value: object) -> str:
         return digits(self.of(value))
 
-    def text(self, value):
+    def text(self, value: object) -> str:
         return NONE if number(value) is None else f"{self.digits(value)}{SPACE}{self.name}"
 
-    def interval(self, pair):
+    def interval(self, pair: Sequence[object]) -> str:
         low, high = pair if len(pair) == 2 else (None, None)
         if number(low) is None or number(high) is None:
             return NONE
         return f"{self.digits(low)} to {self.digits(high)}"
 
 
-def time_unit(seconds):
-    """For seconds."""
+def time_unit(seconds: Iterable[object]) -> Unit:
+    """Chooses a unit for values in seconds."""
     values = sorted(abs(value) for value in numbers(seconds))
     middle = values[len(values) // 2] if values else 0
     if middle < 1e-3:
@@ -95,40 +100,40 @@ def time_unit(seconds):
     return Unit("ms", 1e3) if middle < 1 else Unit("s", 1)
 
 
-def rate_unit(mb_per_second):
-    """For values in MB/s."""
+def rate_unit(mb_per_second: Iterable[object]) -> Unit:
+    """Chooses a unit for values in MB/s."""
     largest = max(numbers(mb_per_second), default=0)
     return Unit("GB/s", 1e-3) if largest >= 1000 else Unit("MB/s", 1)
 
 
-def plural(amount, one):
+def plural(amount: object, one: str) -> str:
     return f"{count(amount)} {one if amount == 1 else one + 's'}"
 
 
-def escape(text):
-    """Plain text for the page, and for labels of plots, which know tags too."""
+def escape(text: object) -> str:
+    """Escapes plain text for the page, and for labels of plots, which read tags too."""
     return html.escape(str(text))
 
 
-def paragraph(text, style=None):
+def paragraph(text: str, style: str | None = None) -> str:
     return f"<p{_class(style)}>{escape(text)}</p>"
 
 
-def heading(level, text, name=None):
+def heading(level: int, text: str, name: str | None = None) -> str:
     identity = f' id="{escape(name)}"' if name else ""
     return f"<h{level}{identity}>{escape(text)}</h{level}>"
 
 
-def section(*parts):
+def section(*parts: str) -> str:
     return "<section>" + "\n".join(part for part in parts if part) + "</section>"
 
 
-def code(text, label):
+def code(text: str, label: str) -> str:
     return f'<pre tabindex="0" role="region" aria-label="{escape(label)}">{escape(text)}</pre>'
 
 
-def facts(pairs):
-    """A list of names and what they are; a pair without a value is left out."""
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Makes a list of names and values. It leaves out pairs without a value."""
     rows = [
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in pairs
@@ -137,8 +142,8 @@ def facts(pairs):
     return '<dl class="facts">' + "".join(rows) + "</dl>"
 
 
-def key_figures(figures):
-    """The few numbers to see first: (label, number, unit, detail)."""
+def key_figures(figures: Iterable[tuple[str, str, str, str]]) -> str:
+    """Shows the few numbers to see first: (label, number, unit, detail)."""
     items = [
         f'<li><span class="label">{escape(label)}</span>'
         f"<strong>{escape(value)} <small>{escape(unit)}</small></strong>"
@@ -148,8 +153,10 @@ def key_figures(figures):
     return f'<ul class="figures">{"".join(items)}</ul>' if items else ""
 
 
-def table(caption, columns, rows, note=""):
-    """Columns are names; one that begins with # holds numbers. It scrolls inside its own box."""
+def table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> str:
+    """Makes a table that scrolls in its own box. Columns whose names begin with # hold numbers."""
     if not rows:
         return ""
     kinds = [_class("number") if name.startswith("#") else "" for name in columns]
@@ -172,23 +179,23 @@ def table(caption, columns, rows, note=""):
     )
 
 
-def folded(summary, content):
-    """Content that opens when asked for."""
+def folded(summary: str, content: str) -> str:
+    """Hides content until the reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
-def side_by_side(*plots):
-    """Two in a row where there is room."""
+def side_by_side(*plots: str) -> str:
+    """Puts two plots in a row where the window is wide enough."""
     return f'<div class="row">{"".join(plots)}</div>' if any(plots) else ""
 
 
-def mix(first, last, share):
-    """A colour between two of the style sheet's, for script `page.js` to work out."""
+def mix(first: str, last: str, share: float) -> str:
+    """Names a colour between two of the style sheet's; `page.js` computes it."""
     return f"mix(--{first}, --{last}, {share:.3f})"
 
 
-def steps(name, count):
-    """So many colours of one hue, from small to large."""
+def steps(name: str, count: int) -> list[str]:
+    """Names `count` colours of one hue, from small to large."""
     shares = [0.5] if count == 1 else [step / (count - 1) for step in range(count)]
     return [mix(f"{name}-low", f"{name}-high", share) for share in shares]
 
@@ -196,13 +203,25 @@ def steps(name, count):
 class Page:
     """Collects plots while sections are made, then writes the document around them."""
 
-    def __init__(self):
-        self._plots = {}
+    def __init__(self) -> None:
+        self._plots: dict[str, Json] = {}
 
-    def plot(self, name, title, description, data, layout, note="", style="plot"):
-        """A place for a plot, which is drawn when the page is open. `description` is for those who
-        cannot see it; colours are `var(--name)` of the style sheet, so that they follow it. Names
-        and texts of data and layout may hold tags, so what comes from outside is escaped there."""
+    def plot(
+        self,
+        name: str,
+        title: str,
+        description: str,
+        data: list[Json],
+        layout: Json,
+        note: str = "",
+        style: str = "plot",
+    ) -> str:
+        """Makes the place of a plot, which `page.js` draws when the reader opens the page.
+
+        `description` is for readers who cannot see the plot. Colours are `var(--name)` of the style
+        sheet, so that they follow it. plotly reads tags in the names and texts of data and layout:
+        the caller escapes text from outside.
+        """
         self._plots[name] = {"data": data, "layout": layout}
         note = paragraph(note, "note") if note else ""
         return (
@@ -211,13 +230,13 @@ class Page:
             f'aria-label="{escape(description)}"></div>{note}</figure>'
         )
 
-    def document(self, title, body, plotly):
-        """The whole of it. `plotly` is the text of plotly.js."""
+    def document(self, title: str, body: str, plotly: str) -> str:
+        """Returns the whole page. `plotly` is the text of plotly.js."""
         style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
         drawing = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-        # The reader of HTML changes these before the hashes below are compared.
+        # A browser changes these line ends before it compares the hashes below.
         scripts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in (plotly, drawing)]
-        # Nothing is ever fetched, and no script runs but these two.
+        # The page fetches nothing, and runs only these two scripts.
         policy = (
             "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
             + " ".join(f"'sha256-{_sha256(text)}'" for text in scripts)
@@ -247,15 +266,15 @@ class Page:
 """
 
 
-def _class(style):
+def _class(style: str | None) -> str:
     return f' class="{style}"' if style else ""
 
 
-def _sha256(text):
+def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _without_nan(value):
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nan(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

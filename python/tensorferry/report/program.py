@@ -1,10 +1,11 @@
-"""What `tensorferry report` does: arguments in, a file out."""
+"""The program `tensorferry report`: reads arguments and writes a file."""
 
 import argparse
 import os
 import secrets
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .document import make_page
@@ -12,16 +13,16 @@ from .page import plural
 from .results import Unusable, load
 
 
-def _write(path, text):
-    """Readers of the file see the old page or the new one."""
-    # A name that is no UTF-8 does not spoil the page.
+def _write(path: str, text: str) -> None:
+    """Replaces the file at once: its readers see the old page or the new one."""
+    # A file name that is not UTF-8 must not prevent the page.
     data = text.encode("utf-8", "replace")
     path = os.path.realpath(path)
     before = os.stat(path) if os.path.exists(path) else None
     if before and not stat.S_ISREG(before.st_mode):  # a pipe or a terminal cannot be replaced
         Path(path).write_bytes(data)
         return
-    # Under a name that nobody can foresee, and in no file that is there.
+    # Under a name that nobody can foresee, and never over an existing file.
     fresh = f"{path}.new-{secrets.token_hex(8)}"
     with open(fresh, "xb") as file:
         try:
@@ -35,7 +36,7 @@ def _write(path, text):
             raise
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Makes the page; returns the exit status: 0, or 1 with a line on stderr."""
     parser = argparse.ArgumentParser(
         prog="tensorferry report",

@@ -1,16 +1,18 @@
 """Reads results files and checks that they have the shape that the page needs."""
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
-from .page import number
+from .page import Json, number
 
 FORMAT = "tensorferry-results"
 VERSION = 1
 
-# What the page cannot do without. A type; REAL, a finite number; MEASURE, which may be null; a set
-# of words; a list with the shape of its members; a tuple with the shape of each; a dictionary, of
-# which names that end in ? may be missing.
+# The shapes that the page needs. A shape is a type; REAL, a finite number; MEASURE, a number or
+# null; a set of words; a list with the shape of its members; a tuple with the shape of each member;
+# or a dictionary, whose names that end in ? may be missing.
 REAL, MEASURE = object(), object()
 SUMMARY = {
     "mean": MEASURE,
@@ -21,7 +23,13 @@ SUMMARY = {
     "p99": MEASURE,
 }
 SETTING = {"engine": str, "block_bytes": REAL, "queue_depth": REAL, "workers": REAL}
-ALL = {"complete": bool, "machine": dict, "places": [dict], "settings": dict, "arguments?": list}
+ALL: Json = {
+    "complete": bool,
+    "machine": dict,
+    "places": [dict],
+    "settings": dict,
+    "arguments?": list,
+}
 SHAPES = {
     "bench": ALL
     | {
@@ -56,13 +64,13 @@ SHAPES = {
 
 
 class Unusable(Exception):
-    """A file that no page can be made from. Its text says which, why, and what to do."""
+    """No page can be made from a file. The text names the file, the reason, and what to do."""
 
     __module__ = "tensorferry.report"  # where users find it
 
 
-def load(path):
-    """The results in a file. Raises Unusable."""
+def load(path: str | os.PathLike[str]) -> Json:
+    """Returns the results in a file. Raises Unusable."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -82,7 +90,7 @@ def load(path):
     version = results.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise Unusable(
-            f"{path}: results of version {version!r}, and this program reads {VERSION}; "
+            f"{path}: results of version {version!r}, but this program reads version {VERSION}; "
             "update tensorferry"
         )
     command = results.get("command")
@@ -90,12 +98,12 @@ def load(path):
         raise Unusable(f"{path}: results of an unknown command, {command!r}; update tensorferry")
     problem = _misfit(results, SHAPES[command], "")
     if problem:
-        raise Unusable(f"{path}: {problem}; measure anew, or see docs/results.md")
+        raise Unusable(f"{path}: {problem}; measure again, or see docs/results.md")
     return results
 
 
-def _misfit(value, shape, where):
-    """What keeps a value from having a shape; None if nothing does."""
+def _misfit(value: Any, shape: Any, where: str) -> str | None:
+    """Says why a value does not have a shape. Returns None if it does."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return f"{where} is not an object"
@@ -114,7 +122,7 @@ def _misfit(value, shape, where):
         if not isinstance(value, list):
             return f"{where} is not a list"
         if isinstance(shape, tuple) and len(value) != len(shape):
-            return f"{where} has not {len(shape)} members"
+            return f"{where} must have {len(shape)} members"
         checks = (_misfit(member, shape[0], f"{where}[{at}]") for at, member in enumerate(value))
         return next((problem for problem in checks if problem), None)
     if isinstance(shape, set):

@@ -1,7 +1,11 @@
-"""What a report shows of `tensorferry sweep`."""
+"""The sections of a report on `tensorferry sweep`."""
+
+from collections.abc import Iterable, Sequence
 
 from .page import (
     NONE,
+    Json,
+    Page,
     count,
     digits,
     escape,
@@ -19,12 +23,12 @@ from .page import (
 DIRECTIONS = ("read", "write")
 BEST = 10
 HEAT = [[step / 4, f"var(--heat-{step})"] for step in range(5)]
-HOT = 0.62  # from this share of the scale on, the other colour is read better
+HOT = 0.62  # above this share of the scale, the other colour of text is easier to read
 COLOURS = 6
 
 
-def good(points, direction):
-    """The points of a direction that have a rate, best first."""
+def good(points: Iterable[Json], direction: str) -> list[Json]:
+    """Returns the points of a direction that have a rate, the best first."""
     chosen = [
         point
         for point in points
@@ -35,8 +39,8 @@ def good(points, direction):
     return sorted(chosen, key=lambda point: -point["gb_per_second"])
 
 
-def figures(results):
-    """The best of each direction, and how much better it is than the worst."""
+def figures(results: Json) -> str:
+    """Shows the best of each direction, and how much better it is than the worst."""
     points = results["points"]
     found = []
     for direction in DIRECTIONS:
@@ -65,7 +69,7 @@ def figures(results):
     return key_figures(found)
 
 
-def sections(page, results, prefix):
+def sections(page: Page, results: Json, prefix: str) -> str:
     points = results["points"]
     if not points:
         return paragraph("No point was finished, so there is nothing to plot.", "notice")
@@ -92,7 +96,7 @@ def sections(page, results, prefix):
     return "\n".join(parts)
 
 
-def _setting(point):
+def _setting(point: Json) -> str:
     return (
         f"{size(point['block_bytes'])} blocks, depth {count(point['queue_depth'])}, "
         f"{plural(point['workers'], 'worker')}, {point['overlap']}"
@@ -100,31 +104,31 @@ def _setting(point):
 
 
 class Modes:
-    """The ways in which points were run, named by what differs between them."""
+    """Names the ways in which points ran by the settings that differ."""
 
-    def __init__(self, points):
+    def __init__(self, points: Iterable[Json]) -> None:
         self._named = [
             name
             for name in ("engine", "directory", "submit")
             if len({str(point.get(name)) for point in points}) > 1
         ]
 
-    def of(self, point):
+    def of(self, point: Json) -> str:
         words = [point["overlap"], *(str(point.get(name, NONE)) for name in self._named)]
         return ", ".join(words)
 
 
-def _by_mode(points, direction):
+def _by_mode(points: Sequence[Json], direction: str) -> dict[str, list[Json]]:
     modes = Modes(points)
-    groups = {}
+    groups: dict[str, list[Json]] = {}
     for point in points:
         if point["direction"] == direction:
             groups.setdefault(modes.of(point), []).append(point)
     return groups
 
 
-def _maps(page, points, direction, prefix):
-    """One map for each mode, all of a direction on one scale."""
+def _maps(page: Page, points: Sequence[Json], direction: str, prefix: str) -> str:
+    """Makes one map for each mode. All maps of a direction have one scale."""
     rates = [point["gb_per_second"] for point in good(points, direction)]
     plots = []
     for index, (mode, chosen) in enumerate(_by_mode(points, direction).items()):
@@ -160,14 +164,18 @@ def _maps(page, points, direction, prefix):
     )
 
 
-def _map(points, low, high):
+def _map(points: Sequence[Json], low: float, high: float) -> list[Json]:
     blocks = sorted({point["block_bytes"] for point in points})
     depths = sorted({point["queue_depth"] for point in points})
-    cells = {}
+    cells: dict[tuple[float, float], list[Json]] = {}
     for point in points:
         cells.setdefault((point["block_bytes"], point["queue_depth"]), []).append(point)
     values, told = [], []
-    labels = {"var(--on-cool)": [], "var(--on-hot)": [], "var(--quiet)": []}
+    labels: dict[str, list[tuple[str, str, str]]] = {
+        "var(--on-cool)": [],
+        "var(--on-hot)": [],
+        "var(--quiet)": [],
+    }
     for block in blocks:
         drawn = [_cell(cells.get((block, depth), [])) for depth in depths]
         values.append([value for value, _ in drawn])
@@ -197,8 +205,8 @@ def _map(points, low, high):
     return [heat, *(_labels(colour, places) for colour, places in labels.items() if places)]
 
 
-def _labels(colour, places):
-    """Numbers on the cells, in a colour that can be read there."""
+def _labels(colour: str, places: list[tuple[str, str, str]]) -> Json:
+    """Puts numbers on the cells, in a colour that is easy to read there."""
     columns = list(zip(*places))
     return {
         "type": "scatter",
@@ -212,8 +220,8 @@ def _labels(colour, places):
     }
 
 
-def _cell(points):
-    """(value, what is told) of one place of the map."""
+def _cell(points: Sequence[Json]) -> tuple[float | None, str]:
+    """Returns (value, hover text) of one cell of the map."""
     ok = [
         point
         for point in points
@@ -232,14 +240,14 @@ def _cell(points):
     return max((point["gb_per_second"] for point in ok), default=None), told
 
 
-def _workers(page, points, direction, prefix):
-    """What more workers bring, each with the best of the other numbers."""
+def _workers(page: Page, points: Sequence[Json], direction: str, prefix: str) -> str:
+    """Shows the best rate of each number of workers."""
     workers = sorted({point["workers"] for point in points})
     if len(workers) < 2:
         return ""
     data, said = [], []
     for index, (mode, chosen) in enumerate(_by_mode(points, direction).items()):
-        best = {}
+        best: dict[float, Json] = {}
         for point in good(chosen, direction):
             best.setdefault(point["workers"], point)
         if not best:
@@ -286,7 +294,7 @@ def _workers(page, points, direction, prefix):
     )
 
 
-def _best(ranked, direction):
+def _best(ranked: Sequence[Json], direction: str) -> str:
     rows = [
         [
             str(place),
@@ -322,7 +330,7 @@ def _best(ranked, direction):
     )
 
 
-def _failures(points):
+def _failures(points: Iterable[Json]) -> str:
     failed = [point for point in points if point["status"] != "ok"]
     if not failed:
         return ""

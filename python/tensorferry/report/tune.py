@@ -1,9 +1,11 @@
-"""What a report shows of `tensorferry tune`."""
+"""The sections of a report on `tensorferry tune`."""
 
 import json
 
 from .page import (
     NONE,
+    Json,
+    Page,
     code,
     count,
     digits,
@@ -24,8 +26,8 @@ SETTING = ("engine", "block_bytes", "queue_depth", "workers")
 GAP = 2  # places between two rounds
 
 
-def figures(results):
-    """What was won, over which default, and what it cost."""
+def figures(results: Json) -> str:
+    """Shows the best setting, the default, their ratio, and how much was tried."""
     best, default = results.get("best"), results.get("default")
     found = []
     if best:
@@ -47,8 +49,8 @@ def figures(results):
     return key_figures(found)
 
 
-def gain(best, default):
-    """How much better the first is than the second; None where that is not known."""
+def gain(best: Json | None, default: Json | None) -> float | None:
+    """Returns the ratio of the first to the second; more is better. None if a value is missing."""
     if not best or not default:
         return None
     ours, theirs = number(best.get("gb_per_second")), number(default.get("gb_per_second"))
@@ -57,7 +59,7 @@ def gain(best, default):
     return ours / theirs if ours and theirs else None
 
 
-def setting_text(setting):
+def setting_text(setting: Json) -> str:
     return (
         f"{setting['engine']}, {size(setting['block_bytes'])} blocks, "
         f"depth {count(setting['queue_depth'])}, "
@@ -65,7 +67,7 @@ def setting_text(setting):
     )
 
 
-def sections(page, results, prefix):
+def sections(page: Page, results: Json, prefix: str) -> str:
     rounds = [one for one in results["rounds"] if one["candidates"]]
     best, default = results.get("best"), results.get("default")
     parts = []
@@ -84,19 +86,19 @@ def sections(page, results, prefix):
     return "\n".join(parts)
 
 
-def _key(setting):
+def _key(setting: Json) -> tuple[object, ...]:
     return tuple(setting[name] for name in SETTING)
 
 
-def measured(setting):
-    """(number, unit) of what the objective measures."""
+def measured(setting: Json) -> tuple[str, str]:
+    """Returns (number, unit) of the quantity that the objective measures."""
     if number(setting.get("gb_per_second")) is not None:
         return digits(setting["gb_per_second"]), "GB/s"
     unit = time_unit([setting.get("latency_seconds")])
     return unit.digits(setting.get("latency_seconds")), unit.name
 
 
-def _setting_to_use(results, best):
+def _setting_to_use(results: Json, best: Json) -> str:
     block = {
         "aio": {
             "block_size": int(best["block_bytes"]),
@@ -118,16 +120,21 @@ def _setting_to_use(results, best):
     )
 
 
-def _path(page, rounds, best, default, prefix):
-    """All candidates of each round in the order of their scores: fewer and fewer, better known."""
+def _path(
+    page: Page, rounds: list[Json], best: Json | None, default: Json | None, prefix: str
+) -> str:
+    """Shows the candidates of each round by score. Each round has fewer and moves more bytes."""
     kinds = {
         "Kept": {"color": "var(--read)", "size": 7},
         "Dropped": {"color": "var(--quiet)", "size": 6, "symbol": "circle-open"},
         "Default": {"color": "var(--ink)", "size": 11, "symbol": "diamond"},
         "Best": {"color": "var(--write)", "size": 13, "symbol": "star"},
     }
-    marks = {name: [] for name in kinds}
-    ticks, labels, edges, start = [], [], [], 0
+    marks: dict[str, list[tuple[int, int, Json]]] = {name: [] for name in kinds}
+    ticks: list[float] = []
+    labels: list[str] = []
+    edges: list[float] = []
+    start = 0
     for number_of_round, one in enumerate(rounds, 1):
         ranked = sorted(one["candidates"], key=_score)
         for place, candidate in enumerate(ranked, start):
@@ -147,18 +154,6 @@ def _path(page, rounds, best, default, prefix):
         + " candidates."
         + (f" Best: {setting_text(best)}." if best else "")
     )
-    lines = [
-        {
-            "type": "line",
-            "x0": edge,
-            "x1": edge,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
-            "line": {"color": "var(--line)", "width": 1},
-        }
-        for edge in edges[:-1]
-    ]
     return section(
         heading(3, "The tuner's path"),
         page.plot(
@@ -168,7 +163,7 @@ def _path(page, rounds, best, default, prefix):
             [_marks(name, kinds[name], rows) for name, rows in marks.items() if rows],
             {
                 "showlegend": True,
-                "shapes": lines,
+                "shapes": [_divider(edge) for edge in edges[:-1]],
                 "xaxis": {
                     "tickvals": ticks,
                     "ticktext": labels,
@@ -186,19 +181,38 @@ def _path(page, rounds, best, default, prefix):
     )
 
 
-def _score(candidate):
+def _divider(edge: float) -> Json:
+    """Makes the line between two rounds."""
+    return {
+        "type": "line",
+        "x0": edge,
+        "x1": edge,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": "var(--line)", "width": 1},
+    }
+
+
+def _score(candidate: Json) -> float:
     score = number(candidate.get("score"))
     return float("-inf") if score is None else score
 
 
-def _marks(name, marker, rows):
-    above, below, told = [], [], []
+def _marks(name: str, marker: Json, rows: list[tuple[int, int, Json]]) -> Json:
+    above: list[float | None] = []
+    below: list[float | None] = []
+    told = []
     for _, number_of_round, candidate in rows:
         score, low, high = (number(candidate.get(member)) for member in ("score", "low", "high"))
-        known = None not in (score, low, high)
-        above.append(high - score if known else None)
-        below.append(score - low if known else None)
-        interval = f", 95 %: {digits(low)} to {digits(high)}" if known else ""
+        interval = ""
+        if score is None or low is None or high is None:
+            above.append(None)
+            below.append(None)
+        else:
+            above.append(high - score)
+            below.append(score - low)
+            interval = f", 95 %: {digits(low)} to {digits(high)}"
         value, unit = measured(candidate)
         told.append(
             "<br>".join(
@@ -235,7 +249,7 @@ def _marks(name, marker, rows):
     }
 
 
-def _candidates(place, one):
+def _candidates(place: int, one: Json) -> str:
     rows = []
     for candidate in sorted(one["candidates"], key=_score, reverse=True):
         value, unit = measured(candidate)
