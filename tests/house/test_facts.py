@@ -46,7 +46,7 @@ def test_the_limits_of_a_handle_are_the_same_everywhere():
     for name in commands:
         assert found(r'"--queue-depth",\s*[\w.]+, 1, (\d+)', name) == {depth}
         assert found(r'"--(?:threads|io-parallel)",\s*[\w.]+, 1, (\d+)', name) == {workers}
-    aio = found(r"\bMOST = (\{.*?\})", "python/tensorferry/aio.py").pop()
+    aio = found(r"\bMOST\b[^={]*= (\{.*?\})", "python/tensorferry/aio.py").pop()
     assert eval(aio) == {
         "block_size": block,
         "queue_depth": int(depth),
