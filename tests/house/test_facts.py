@@ -135,6 +135,40 @@ def test_cpp_and_python_have_the_same_defaults():
         assert found(r"`close_limit_seconds` \((\d+) s\)", page) == limit, page
 
 
+def test_the_page_has_the_defaults_of_a_configuration():
+    pytest.importorskip("torch")
+    config = pytest.importorskip("tensorferry._config.config").Config({"aio": {}})
+    names = {"block_size": "block_bytes", "intra_op_parallelism": "workers"}
+    names["overlap_events"] = "overlap"
+    values = {"true": True, "false": False}
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", read("docs/offload.md"), re.MULTILINE))
+    for key, made in (
+        ("zero_optimization.offload_optimizer", config.offload_optimizer),
+        ("zero_optimization.offload_param", config.offload_param),
+        ("aio", config.handle_options),
+    ):
+        told = dict(re.findall(r"`(\w+)` ([\de]+|true|false)\b", rows[key]))
+        told.pop("single_submit", None)  # a word in a Handle: "batch"
+        assert len(told) >= 3
+        for name, value in told.items():
+            expected = values[value] if value in values else float(value)
+            assert made[names.get(name, name)] == expected, (key, name)
+
+
+def test_the_memory_for_slots_is_the_same_everywhere():
+    slots = found(r"auto_slot_bytes = (\d+) \* MiB", "src/handle/settings.cc")
+    assert found(r"cannot go in place; 0: (\d+) MiB", "include/tensorferry/options.h") == slots
+    assert found(r"`slot_bytes`, (\d+) MiB", "docs/gpu.md") == slots
+    assert found(r"\| slots \| (\d+) MiB", "docs/performance.md") == slots
+
+
+def test_the_packages_that_a_checkout_needs_are_the_same_everywhere():
+    needed = found(r"\bbuild ([\w-]+-dev)\b", "scripts/packages.txt")
+    needed -= {"libgtest-dev", "python3-dev"}  # for the tests, and with every Python
+    for name in ("README.md", "docs/start.md"):
+        assert found(r"\b((?:lib|nlohmann)[\w-]+-dev)\b", name) == needed, name
+
+
 def test_the_page_has_the_default_space_of_a_sweep():
     sweep = pytest.importorskip("tensorferry.sweep")
     rows = re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \| .* \|$", read("docs/sweep.md"), re.MULTILINE)
