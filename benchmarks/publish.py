@@ -3,7 +3,8 @@ pictures of docs/performance.md.
 
     python benchmarks/publish.py build/reports
 
-The summary gets what was measured and the verdicts; the paragraph that begins with "**Where the
+The first table and its picture are those of headline.py. The summary of the targets gets what was
+measured and the verdicts; the paragraph that begins with "**Where the
 other is faster:**" lists what is behind. A row that the page has is written anew where it stands;
 one that the run did not measure goes, and is named; for a new one put a line with its name,
 "| name |", where it shall stand. What the page says in words is not touched: read it again.
@@ -19,6 +20,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import headline
 from jobs import ROOT, size_text
 from page import markdown_line
 from pairs import PAIRS, PAIRS_TO_JUDGE, standing
@@ -142,6 +144,8 @@ def with_results(page: str, results: dict[str, Any]) -> str:
         if names[0] in curves:
             check_head(lines[0], curves[names[0]])
             lines = lines[:2] + curve_lines(curves[names[0]], names[0])
+        elif block.startswith(headline.HEAD):
+            lines = lines[:2] + headline.table_lines(results["rows"])
         elif block.startswith(SHORT_HEAD):
             lines = lines[:2] + [short_line(text, results["rows"]) for text in lines[2:]]
         elif block.startswith(BEHIND):
@@ -201,6 +205,7 @@ def main() -> None:
         raise SystemExit(f"this run cannot be shown: {why}")
     PAGE.write_text(with_results(PAGE.read_text(), results))
     RESULTS.write_text(compact(results))
+    headline.PICTURE.write_text(headline.draw(results["rows"]))
     for picture in reports.glob("compare-*.svg"):
         shutil.copy(picture, PICTURES)
 

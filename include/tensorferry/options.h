@@ -45,13 +45,14 @@ enum class Durability : std::uint8_t { none, data, full };
 enum class OpenReads : std::uint8_t { cancel, finish };
 
 // What is left at 0 or `automatic` is taken from the profile that `tensorferry tune` has made for
-// the drive, else from what sysfs tells of it. New fields come last.
+// the drive, else from what sysfs tells of it. A block is at most 1 GiB, the depth at most 4096,
+// and there are at most 256 workers. New fields come last.
 struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: what the file's device likes best
   unsigned queue_depth = 0;     // requests in flight per worker; 0: what suits the device
   unsigned workers = 0;         // threads that move bytes, each with an engine of its own; 0: one
-                                // per disk, within half of the processors
+                                // per disk, within half of the processors, at most 4
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
   std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place; 0: 64 MiB, or 1 MiB

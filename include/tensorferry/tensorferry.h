@@ -1,5 +1,6 @@
 // tensorferry: moves tensors between memory and NVMe files, asynchronously, at the speed of the
-// drive, and never loses a byte without saying so. This header is the whole public API.
+// drive, and never loses a byte without saying so. This header is the whole public API except
+// torch.h and deepspeed_py_aio.h, which need libtorch.
 //
 // Structs of options and of figures may grow: a new field comes after the others, and its default
 // is what was done before, so that designated initializers stay valid. docs/reference/cpp.md says

@@ -92,10 +92,10 @@ Finding judge_kernel(const std::string& release) {
   char dot = 0;
   std::istringstream(release) >> major >> dot >> minor;
   Finding finding{.name = "kernel", .found = "Linux " + release};
-  if (major > 5 || (major == 5 && minor >= 10)) return finding;
+  if (major > 5 || (major == 5 && minor >= 11)) return finding;
   finding.status = Status::warning;
-  finding.found += ", too old for all of io_uring";
-  finding.advice = "Linux 5.10 or later is faster; 6.1 or later is best";
+  finding.found += ", too old for io_uring";
+  finding.advice = "use Linux 5.11 or later; 6.1 or later is best";
   return finding;
 }
 
@@ -120,8 +120,8 @@ Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tr
         "allow io_uring_setup, io_uring_enter and io_uring_register in its profile "
         "(docker run --security-opt seccomp=FILE)";
   } else if (at_setup && code == ENOSYS) {
-    finding.found = "this kernel was built without it";
-    finding.advice = "use a kernel with CONFIG_IO_URING, 5.10 or later";
+    finding.found = "this kernel was built without it or is too old for it";
+    finding.advice = "use a kernel with CONFIG_IO_URING, 5.11 or later";
   } else if (code == ENOMEM) {
     finding.found = "no memory for a ring, or over the memlock limit";
     finding.advice = "raise the limit: ulimit -l unlimited";

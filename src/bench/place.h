@@ -30,7 +30,7 @@ struct Place {
 // none.
 [[nodiscard]] std::string first_line(const std::string& path);
 
-// A file of the device's folder in sysfs: queue_fact(device, "queue/scheduler").
+// A file of the device's folder in sysfs: device_fact(device, "queue/scheduler").
 [[nodiscard]] std::string device_fact(const Device& device, const std::string& file);
 
 // How many bytes the device has read since it started; nothing where that is not counted.

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t block_bytes_max = GiB;
 constexpr unsigned queue_depth_max = 4096;
-constexpr unsigned workers_max = 16;
+constexpr unsigned workers_max = 256;
 constexpr std::size_t text_bytes_max = 4 * KiB;
 
 std::string profile_directory() {

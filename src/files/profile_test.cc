@@ -124,7 +124,7 @@ TEST_P(DamagedProfile, is_not_used_and_says_so) {
 INSTANTIATE_TEST_SUITE_P(
     all, DamagedProfile,
     testing::Values("engine io_uring\n", "block_bytes 0\nqueue_depth 1\nworkers 1\n",
-                    "block_bytes 4096\nqueue_depth 1\nworkers 17\n",
+                    "block_bytes 4096\nqueue_depth 1\nworkers 257\n",
                     "block_bytes 4096\nqueue_depth 5000\nworkers 1\n",
                     "block_bytes 99999999999999999999\nqueue_depth 1\nworkers 1\n",
                     "engine magic\nblock_bytes 4096\nqueue_depth 1\nworkers 1\n",

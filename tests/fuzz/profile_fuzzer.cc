@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::promise(profile.block_bytes > 0 && profile.block_bytes <= std::size_t{1} << 30,
                 "block_bytes has limits");
   fuzz::promise(profile.queue_depth > 0 && profile.queue_depth <= 4096, "queue_depth has limits");
-  fuzz::promise(profile.workers > 0 && profile.workers <= 16, "workers has limits");
+  fuzz::promise(profile.workers > 0 && profile.workers <= 256, "workers has limits");
 
   save_profile(device, profile);
   Device again = device;

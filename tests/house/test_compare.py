@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import compare  # noqa: E402
 import curves  # noqa: E402
+import headline  # noqa: E402
 import page  # noqa: E402
 import publish  # noqa: E402
 import results  # noqa: E402
@@ -408,3 +409,35 @@ def test_the_page_shows_the_run_that_is_kept():
     assert not publish.not_to_be_shown(run)
     shown = publish.PAGE.read_text()
     assert publish.with_results(shown, run) == shown
+
+
+def test_the_first_table_and_its_picture_show_the_run_that_is_kept():
+    rows = json.loads(publish.RESULTS.read_text())["rows"]
+    lines = headline.table_lines(rows)
+    assert len(lines) <= 10
+    screen = publish.PAGE.read_text().split("\n## ")[0]
+    assert "\n".join([headline.HEAD, "| --- | --- | --- | --- | --- |", *lines]) in screen
+    assert len(screen.splitlines()) <= 40
+    assert headline.PICTURE.read_text() == headline.draw(rows)
+    with pytest.raises(SystemExit, match="torch.save"):
+        headline.table_lines([row for row in rows if "torch.save" not in row["name"]])
+
+
+def test_the_first_table_says_who_is_faster_whatever_the_unit():
+    def told(**figures):
+        row = RUN["rows"][0] | figures
+        return headline.ratio_text(row), headline.is_even(row)
+
+    assert told(ratio=4.44, low=4, high=5) == ("4.4", False)
+    assert told(ratio=0.4, low=0.3, high=0.5, unit="s") == ("2.5", False)
+    assert told(ratio=0.95, low=0.9, high=1.1) == ("0.95", True)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_figure_of_the_first_screen_is_that_of_the_run(name):
+    rows = json.loads(publish.RESULTS.read_text())["rows"]
+    (step,) = [row for row in rows if row["name"].endswith("DeepSpeed ZeRO-3 on NVMe")]
+    ours, other = (f"{float(cell):.2f} s" for cell in results.cells(step)[1:3])
+    screen = " ".join((ROOT / name).read_text().splitlines()[:25])
+    assert f"takes {ours}; DeepSpeed ZeRO-3 takes {other}" in screen
+    assert "200 million parameters" in screen and "200 M parameters" in step["name"]

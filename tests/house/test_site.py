@@ -147,7 +147,8 @@ def test_the_reference_has_every_public_name_of_python(names):
                 if not member.startswith("_") and getattr(value, "__doc__", None)
             }
     for module in ("aio", "deepspeed", "offload", "optim", "report", "sweep"):
-        source = (ROOT / f"python/tensorferry/{module}.py").read_text()
+        place = ROOT / "python/tensorferry" / module
+        source = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
         listed = re.search(r"^__all__ = \[(.*?)\]", source, re.MULTILINE | re.DOTALL).group(1)
         prefix = "tensorferry." if module == "aio" else f"tensorferry.{module}."
         public |= {prefix + name for name in re.findall(r'"(\w+)"', listed)}
