@@ -155,7 +155,6 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   const int flags = system.flags(descriptor);
   std::shared_ptr<OpenFile> file(
       new OpenFile(system, std::move(path), flags < 0 ? O_RDONLY : flags & O_ACCMODE));
-  file->borrowed_ = true;
   const auto refuse = [&file](int code, const char* hint) {
     return Error({.operation = "use descriptor",
                   .path = file->path(),
@@ -210,7 +209,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
 Status OpenFile::adopt(int fd, bool direct) {
   (direct ? direct_fd_ : buffered_fd_) = fd;
   struct statx facts{};
-  const unsigned mask = STATX_TYPE | STATX_DIOALIGN;
+  const unsigned mask = STATX_TYPE | STATX_INO | STATX_DIOALIGN;
   if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
   if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
   if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
@@ -222,6 +221,7 @@ Status OpenFile::adopt(int fd, bool direct) {
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
   regular_ = S_ISREG(facts.stx_mode);
+  identity_ = identity_of(facts);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
                      : &device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
   return direct ? learn_alignment(facts) : Nothing{};
@@ -357,26 +357,6 @@ std::uint64_t OpenFile::free_bytes() {
   struct statfs facts{};
   if (!regular_ || system_.statfs(main_fd(), &facts) < 0) return 0;
   return static_cast<std::uint64_t>(facts.f_bavail) * static_cast<std::uint64_t>(facts.f_bsize);
-}
-
-bool OpenFile::look_at(unsigned mask, struct statx* facts) {
-  return regular_ && system_.statx(main_fd(), mask, facts) >= 0;
-}
-
-std::uint64_t OpenFile::data_end(std::uint64_t begin, std::uint64_t end) {
-  constexpr int stretches_max = 4096;
-  if (borrowed_ || !regular_) return begin < end ? end : begin;
-  std::uint64_t last = begin;
-  for (int stretch = 0; last < end; ++stretch) {
-    const std::int64_t data = system_.seek(main_fd(), last, SEEK_DATA);
-    if (data == -ENXIO) return last;
-    if (data < 0 || stretch == stretches_max) return end;
-    if (static_cast<std::uint64_t>(data) >= end) return last;
-    const std::int64_t hole = system_.seek(main_fd(), static_cast<std::uint64_t>(data), SEEK_HOLE);
-    if (hole < 0) return end;
-    last = std::min(static_cast<std::uint64_t>(hole), end);
-  }
-  return last;
 }
 
 void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t old_end) {

@@ -12,6 +12,7 @@
 #include "base/result.h"
 #include "files/device.h"
 #include "files/directory.h"
+#include "files/identity.h"
 #include "os/system.h"
 #include "tensorferry/file.h"
 
@@ -45,6 +46,8 @@ class OpenFile {
     return direct() ? offset_alignment_ : 1;
   }
   [[nodiscard]] const Device& device() const noexcept { return *device_; }
+  [[nodiscard]] bool regular() const noexcept { return regular_; }
+  [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
 
   // -1 if it never was direct().
   [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }
@@ -62,12 +65,6 @@ class OpenFile {
   [[nodiscard]] Result<std::uint64_t> size();
   [[nodiscard]] Status resize(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t free_bytes();  // on the file system; 0 where not known
-
-  // statx of a regular file; false where that fails or it is none.
-  [[nodiscard]] bool look_at(unsigned mask, struct statx* facts);
-  // The end of the last data in [begin, end), or `begin` where there is nothing but a hole. `end`
-  // where that cannot be found out.
-  [[nodiscard]] std::uint64_t data_end(std::uint64_t begin, std::uint64_t end);
 
   // Before a large write past the end, `old_end`: takes the space and moves the end, so that the
   // write's requests need not do so one after the other. An attempt; the write itself finds out the
@@ -94,7 +91,7 @@ class OpenFile {
   std::atomic<bool> demoted_{false};  // direct_fd_ has lost O_DIRECT and is buffered_fd_ too
   std::string demotion_reason_;       // set before demoted_
   bool regular_ = true;
-  bool borrowed_ = false;  // the position in the file is the caller's
+  Identity identity_;
   std::string direct_reason_;
   std::size_t memory_alignment_ = 1;
   std::size_t offset_alignment_ = 1;

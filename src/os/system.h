@@ -37,7 +37,6 @@ class System {
   virtual int fsync(int fd);
   virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes);
-  virtual std::int64_t seek(int fd, std::uint64_t offset, int whence);
 
   virtual int statx(int fd, unsigned mask, struct statx* facts);
   virtual int stat_path(const char* path, unsigned mask, struct statx* facts);
