@@ -1,5 +1,6 @@
 """The extension behind tensorferry; import that instead."""
 
+from collections.abc import Callable
 import os
 
 
@@ -148,6 +149,11 @@ def retire(address: int) -> bool:
 def pinned_stats() -> dict: ...
 
 def byte_count(buffer: object | None) -> int: ...
+
+def never_fill(type: type, refusal: Callable) -> None:
+    """
+    Refuses to read into tensors of this class, with what refusal(what) returns.
+    """
 
 def copy(to: object, source: object) -> None:
     """

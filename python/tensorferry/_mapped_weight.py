@@ -4,6 +4,7 @@ import copy
 
 import torch
 
+from . import _core
 from ._operators import is_view, mapped, written
 
 
@@ -64,6 +65,9 @@ def _fixed(what):
         "model: change a clone() and load_state_dict() it, or change weights inside "
         "`with weights.gather(module, modify=True)`"
     )
+
+
+_core.never_fill(MappedWeight, _fixed)
 
 
 def _plain(value):
