@@ -1,6 +1,36 @@
 """What the schema of a torch operator says of its arguments."""
 
+import contextlib
+
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class UnseenChanges(TorchFunctionMode):
+    """Calls note(tensor) for what this thread changes in inference mode, which autograd does not
+    see."""
+
+    def __init__(self, note):
+        super().__init__()
+        self._writes = _Writes(note)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        unseen = torch.is_inference_mode_enabled()
+        with self._writes if unseen else contextlib.nullcontext():
+            return function(*args, **(kwargs or {}))
+
+
+class _Writes(TorchDispatchMode):
+    def __init__(self, note):
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        for tensor in written(operator, args, kwargs or {}):
+            self._note(tensor)
+        return result
 
 
 def written(operator, args, kwargs):

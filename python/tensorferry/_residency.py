@@ -541,6 +541,11 @@ class Residency:
             for unit in units:
                 unit.note_change()
 
+    def note_write(self, tensor):
+        """Somebody has changed it; the same, if it is a weight or a view of one."""
+        if (place := self.place_of(tensor)) is not None:
+            self.note_changes([place.unit])
+
     def settle(self):
         """Waits until the drive has all values."""
         with self._lock:

@@ -22,6 +22,7 @@ from ._heap import map_large_blocks
 from ._homes import Home, home_of
 from ._notes import add_note
 from ._offloaded import Offloaded
+from ._operators import UnseenChanges
 from ._residency import Residency, Unit
 from ._rooms import GpuRoom
 from ._subgroups import PAGE, check_dense, open_space, page_up
@@ -301,8 +302,8 @@ class OffloadedParameters(_OnDrive):
     def gather(self, module=None, *, modify=False):
         """Inside, all weights of a module (of the model, if none is named) are in memory, whatever
         that takes. What is changed in place goes to the drive at the end; with modify=True all
-        does, also what was changed through .data or numpy or in torch.inference_mode(), which
-        autograd does not notice."""
+        does, also what was changed through .data or numpy, or by another thread in
+        torch.inference_mode(), which torch does not notice."""
         self._end_calls_that_are_over()
         module = self._model if module is None else module
         inside = set(module.modules())
@@ -312,6 +313,8 @@ class OffloadedParameters(_OnDrive):
                 self._use(unit, frame)
             if torch.is_grad_enabled():
                 self._save_places(frame)
+            if not modify:
+                frame.enter_context(UnseenChanges(self._residency.note_write))
             yield module
             if modify:
                 self._residency.write_all(units)
