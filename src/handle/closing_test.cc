@@ -279,6 +279,26 @@ TEST_F(Held, calls_that_race_with_close_end_or_are_refused) {
   }
 }
 
+TEST(Losses, are_told_with_the_first_and_the_number_of_the_others) {
+  Ledger ledger;
+  const Error first({.operation = "write",
+                     .path = "data",
+                     .offset = {},
+                     .length = {},
+                     .code = EIO,
+                     .hint = "the drive"});
+  for (const auto& [count, hint] : {std::pair(1, "the drive"),
+                                    {2, "the drive; 1 more operation failed unseen"},
+                                    {3, "the drive; 2 more operations failed unseen"}}) {
+    for (int i = 0; i < count; ++i) ledger.note_lost(i == 0 ? first : Error({}));
+    const std::optional<Error> told = ledger.take_lost();
+    ASSERT_TRUE(told.has_value());
+    EXPECT_EQ(told->hint(), hint);
+    EXPECT_EQ(told->code(), EIO);
+    EXPECT_FALSE(ledger.take_lost().has_value());
+  }
+}
+
 // --- What a failed write leaves ----------------------------------------------------------------
 
 TEST_P(Closing, a_cancelled_write_leaves_the_file_as_long_as_it_was) {
