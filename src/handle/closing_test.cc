@@ -198,6 +198,21 @@ TEST_F(Held, the_destructor_gives_up_too_and_tells) {
   EXPECT_EQ(told->length(), 8 * block);
 }
 
+// What the kernel has in hand cannot be given up.
+TEST_F(Held, what_arrives_after_it_was_given_up_is_not_told_as_lost) {
+  gate.cancellable = false;
+  Memory memory = Memory::with_pattern(8 * block, 0, 9);
+  Handle handle = gate.open_handle(limited(0.05));
+  const Operation write = handle.write(memory.bytes(), *file);
+  ASSERT_TRUE(gate.holds(8));
+  EXPECT_FALSE(handle.close_until(Operation::Clock::now() + std::chrono::milliseconds(500)));
+  gate.open();
+  EXPECT_EQ(error_of([&] { handle.close(); }).code(), 0);
+  EXPECT_EQ(outcome_code(write), 0);
+  const auto found = read_whole_file(path);
+  EXPECT_EQ(pattern_fault(std::span(found).first(8 * block), 0, 9), "");
+}
+
 TEST_F(Held, moving_slowly_is_moving) {
   Memory memory = Memory::with_pattern(16 * block, 0, 9);
   Handle handle = gate.open_handle(limited(2));

@@ -192,6 +192,15 @@ void Transfer::fail(Error error) noexcept {
   stopping_.store(true, std::memory_order_release);
 }
 
+void Transfer::give_up(const std::string& why) noexcept {
+  Error error = cancelled(why);
+  const std::lock_guard lock(mutex_);
+  if (ending_ || error_) return;
+  error_ = std::move(error);
+  given_up_ = true;
+  stopping_.store(true, std::memory_order_release);
+}
+
 Error Transfer::cancelled(const std::string& why) const {
   return Error({.operation = verb_,
                 .path = path_,
@@ -258,6 +267,7 @@ void Transfer::release() noexcept {
   if (error_) {
     Ledger::add(error_->code() == ECANCELED ? ledger_->cancelled_operations
                                             : ledger_->failed_operations);
+    if (given_up_) ledger_->note_lost(*error_);
   }
   ledger_->latency_ns.record(static_cast<std::uint64_t>((finished_ - queued_).count()));
   if (Trace* trace = Trace::active()) {
