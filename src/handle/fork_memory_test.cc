@@ -237,6 +237,40 @@ TEST_P(ForkMemory, a_callback_may_fork) {
   EXPECT_EQ(support::pattern_fault(pinned.bytes().first(file_bytes), 0, 1), "");
 }
 
+// It is the worker's only thread: there is nothing to return to, and the rings are the parent's.
+TEST_P(ForkMemory, a_child_that_returns_from_a_callback_ends) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  Handle handle({.engine = GetParam(), .workers = 1});
+  Memory memory(file_bytes);
+  std::atomic<pid_t> child{-1};
+  std::atomic<bool> next_called{false};
+  const Operation operation = handle.read(memory.bytes(), file);
+  const Operation behind = handle.read(memory.bytes(), file);
+  operation.when_done([&] { child = ::fork(); });
+  operation.when_done([&] {
+    if (child == 0) support::write_whole_file(dir.file("two callbacks"), {});
+    next_called = true;
+  });
+  EXPECT_EQ(outcome_code(operation), 0);
+  while (!next_called) std::this_thread::yield();
+  int status = 0;
+  pid_t ended = 0;
+  for (int i = 0; i < 1000 && ended == 0; ++i) {
+    ended = ::waitpid(child, &status, WNOHANG);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(ended, child) << "the child goes on";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  if (ended == 0) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir.file("two callbacks")));
+  EXPECT_EQ(outcome_code(behind), 0);
+  EXPECT_EQ(outcome_code(handle.read(memory.bytes(), file)), 0);
+}
+
 TENSORFERRY_ON_EVERY_ENGINE(ForkMemory);
 
 }  // namespace

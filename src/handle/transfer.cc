@@ -9,6 +9,7 @@
 #include "handle/crew.h"
 #include "handle/trace.h"
 #include "os/system.h"
+#include "os/thread.h"
 
 namespace tensorferry::handle {
 
@@ -277,7 +278,10 @@ void Transfer::release() noexcept {
   ended_.notify_all();
   const std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
-  for (const auto& then : listeners) then();
+  for (const auto& then : listeners) {
+    then();
+    os::end_forked_thread(generation_);
+  }
 }
 
 void Transfer::when_done(std::function<void()> then) {
