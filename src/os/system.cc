@@ -249,6 +249,7 @@ int open_own_file(const std::string& path) {
   if (problem == 0 && !S_ISREG(facts.stx_mode)) problem = -EINVAL;
   if (problem == 0 && facts.stx_uid != ::geteuid()) problem = -EPERM;
   if (problem == 0 && facts.stx_nlink != 1) problem = -EMLINK;
+  if (problem == 0) (void)::fchmod(fd, 0600);  // where the file system has modes
   if (problem == 0) problem = system.truncate(fd, 0);
   if (problem == 0) return fd;
   system.close(fd);
