@@ -15,10 +15,16 @@ FUZZ_SECONDS ?= 60
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
 export PYTHON
+# What a compiler has made once, in any checkout, it does not make again.
+export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CCACHE_BASEDIR = $(CURDIR)
+export CCACHE_NOHASHDIR = 1
 
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
+RUFF := .venv/bin/ruff
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
+PY_FILES = python tests benchmarks examples docs
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.
 FERRY = PATH=$(CURDIR)/.venv/bin:$$PATH PYTHONPATH=$(CURDIR)/build/release/python \
@@ -48,7 +54,7 @@ tsan: export TSAN_OPTIONS := $(symbolizer)
 # Tests do not depend on what somebody has tuned on this machine.
 test soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test check soak bench compare python-figures command-figures counts format check-format tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test check soak bench compare python-figures command-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -100,16 +106,26 @@ counts: ## Instructions of the calls that are made most, against their budget
 	@$(call build,release,,-t hot_paths)
 	@$(PYTHON) benchmarks/hot_paths.py $(ARGS)
 
-format: ## Format all C++ files in place
-	@$(SETUP) packages check
+format: ## Format all C++ and Python files in place
+	@$(SETUP) packages build check
+	@$(SETUP) venv check
 	@$(CLANG_FORMAT) -i $(CPP_FILES)
+	@$(RUFF) format --quiet $(PY_FILES)
+	@$(RUFF) check --quiet --fix --select I $(PY_FILES)
 
-check-format: ## Fail if a C++ file is not formatted
-	@$(SETUP) packages check
+check-format: ## Fail if a C++ or Python file is not formatted
+	@$(SETUP) packages build check
+	@$(SETUP) venv check
 	@$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
-	@echo "$(words $(CPP_FILES)) files are formatted"
+	@echo "$(words $(CPP_FILES)) C++ files are formatted"
+	@$(RUFF) format --check $(PY_FILES)
 
-check: check-format asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
+lint: ## ruff over all Python files; a warning fails
+	@$(SETUP) packages build
+	@$(SETUP) venv check
+	@$(RUFF) check $(PY_FILES)
+
+check: check-format lint asan fuzz tsan tidy ## All that looks closer than the tests (half an hour)
 
 tidy: ## clang-tidy over the sources and tests (TIDY_SOURCES=regex, TIDY_TESTS=regex); a warning fails
 	@$(SETUP) packages build check

@@ -30,6 +30,7 @@ CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000, 8 * MIB: 200}
 # Beyond this fio spends its time on filling buffers and gains nothing.
 IN_FLIGHT_BYTES_MAX = 128 * MIB
 
+
 def grid(kibs: tuple[int, ...], depths: tuple[int, ...], fixed: tuple[bool, ...]) -> list[FioPoint]:
     points = (FioPoint(k << 10, depth, f) for k in kibs for depth in depths for f in fixed)
     small = (point for point in points if point.block_bytes * point.depth <= IN_FLIGHT_BYTES_MAX)

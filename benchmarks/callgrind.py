@@ -16,8 +16,13 @@ SECONDS_MAX = 300
 def instructions(command: list[object], env: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="callgrind-") as folder:
         out = Path(folder) / "out"
-        words = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}",
-                 *map(str, command)]
+        words = [
+            "valgrind",
+            "--quiet",
+            "--tool=callgrind",
+            f"--callgrind-out-file={out}",
+            *map(str, command),
+        ]
         done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=SECONDS_MAX)
         found = out.is_file() and re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.M)
     if done.returncode != 0 or not found:
@@ -25,8 +30,9 @@ def instructions(command: list[object], env: Mapping[str, str]) -> int:
     return int(found[1])
 
 
-def instructions_each(make: Callable[[int], list[object]], counts: tuple[int, int],
-                      env: Mapping[str, str]) -> float:
+def instructions_each(
+    make: Callable[[int], list[object]], counts: tuple[int, int], env: Mapping[str, str]
+) -> float:
     """Of one of the calls that `make(count)` makes `count` of: the difference of two runs, which is
     free of start and end."""
     few, many = (instructions(make(count), env) for count in counts)

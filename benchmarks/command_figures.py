@@ -45,8 +45,24 @@ def run(*command: object) -> str:
 
 
 def bench(folder: Path, count: int, engine: str) -> list[object]:
-    return [FERRY, "bench", "--nvme-path", folder, "--sizes", "1M", "--iterations", count,
-            "--threads", "1", "--queue-depth", "16", "--block-size", "1M", "--engine", engine]
+    return [
+        FERRY,
+        "bench",
+        "--nvme-path",
+        folder,
+        "--sizes",
+        "1M",
+        "--iterations",
+        count,
+        "--threads",
+        "1",
+        "--queue-depth",
+        "16",
+        "--block-size",
+        "1M",
+        "--engine",
+        engine,
+    ]
 
 
 def bare(folder: Path, count: int, engine: str) -> list[object]:
@@ -63,8 +79,9 @@ def cpu_us_per_read(folder: Path) -> tuple[float, float]:
     """(bench, bare), of one pair of runs."""
     results = folder / "bench.json"
     run(*bench(folder, TIMED, "auto"), "--json", results)
-    (read,) = [one for one in json.loads(results.read_text())["series"]
-               if one["direction"] == "read"]
+    (read,) = [
+        one for one in json.loads(results.read_text())["series"] if one["direction"] == "read"
+    ]
     ours = read["cpu_seconds_per_gb"] * (1 << 20) / 1e9 * 1e6
     return ours, json.loads(run(*bare(folder, TIMED, "auto")))["read_cpu_us"]
 
@@ -74,20 +91,26 @@ def own_cost(folder: Path, pairs: int, progress: Progress) -> None:
     with_command = counted(bench, folder)
     without = counted(bare, folder)
     own = (with_command - without) / 2
-    print(f"instructions per operation: {with_command / 2:.0f} in bench, {without / 2:.0f} bare: "
-          f"{own:.0f} are the command's own")
+    print(
+        f"instructions per operation: {with_command / 2:.0f} in bench, {without / 2:.0f} bare: "
+        f"{own:.0f} are the command's own"
+    )
     times = []
     for i in range(pairs):
         progress.step(f"CPU time, pair {i + 1} of {pairs}")
         times.append(cpu_us_per_read(folder))
     ratio = figure([ours / plain for ours, plain in times], Target(1.02, at_least=False))
     plain = median(plain for _, plain in times)
-    print(f"CPU per 1 MiB read: {median(ours for ours, _ in times):.2f} us in bench, {plain:.2f} "
-          f"bare: ratio {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), target <= 1.02: "
-          f"{ratio.verdict}")
+    print(
+        f"CPU per 1 MiB read: {median(ours for ours, _ in times):.2f} us in bench, {plain:.2f} "
+        f"bare: ratio {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), target <= 1.02: "
+        f"{ratio.verdict}"
+    )
     # Four instructions in a nanosecond would be fast; one is slow.
-    print(f"at one instruction per nanosecond its own {own:.0f} are {own / 1000:.2f} us, "
-          f"{own / 1000 / plain * 100:.1f} % of a 1 MiB read's CPU time")
+    print(
+        f"at one instruction per nanosecond its own {own:.0f} are {own / 1000:.2f} us, "
+        f"{own / 1000 / plain * 100:.1f} % of a 1 MiB read's CPU time"
+    )
 
 
 # --- the tuner ------------------------------------------------------------------------------------
@@ -103,9 +126,27 @@ def speed(folder: Path, point: tuple, directions: tuple[str, ...]) -> float:
     seconds = 0.0
     for direction in directions:
         out = folder / "point.json"
-        run(FERRY, "point", f"--{direction}_file", folder / "tune.bin", "--io_size", POINT_BYTES,
-            "--engine", engine, "--block_size", block, "--queue_depth", depth, "--io_parallel",
-            workers, "--overlap_events", "--loops", "2", "--json", out)
+        run(
+            FERRY,
+            "point",
+            f"--{direction}_file",
+            folder / "tune.bin",
+            "--io_size",
+            POINT_BYTES,
+            "--engine",
+            engine,
+            "--block_size",
+            block,
+            "--queue_depth",
+            depth,
+            "--io_parallel",
+            workers,
+            "--overlap_events",
+            "--loops",
+            "2",
+            "--json",
+            out,
+        )
         seconds += sum(json.loads(out.read_text())["seconds"]) / 2
     return len(directions) * POINT_BYTES / 1e9 / seconds
 
@@ -114,8 +155,16 @@ def tuner(folder: Path, objective: str, pairs: int, progress: Progress) -> None:
     directions = {"read": ("read",), "write": ("write",)}.get(objective, ("read", "write"))
     begin = time.monotonic()
     progress.step("tuning")
-    run(FERRY, "tune", folder, "--objective", objective, "--no-profile", "--json",
-        folder / "tune.json")
+    run(
+        FERRY,
+        "tune",
+        folder,
+        "--objective",
+        objective,
+        "--no-profile",
+        "--json",
+        folder / "tune.json",
+    )
     took = time.monotonic() - begin
     results = json.loads((folder / "tune.json").read_text())
     best = setting(results["best"])
@@ -127,8 +176,10 @@ def tuner(folder: Path, objective: str, pairs: int, progress: Progress) -> None:
             progress.step(f"grid, pass {turn + 1} of 2: {i + 1} of {len(grid)}")
             speeds[point].append(speed(folder, point, directions))
     ranked = sorted(grid, key=lambda point: -median(speeds[point]))
-    print(f"tune --objective {objective}: {took:.1f} s; chose {best}; rank in the grid "
-          f"{ranked.index(best) + 1} of {len(grid)}")
+    print(
+        f"tune --objective {objective}: {took:.1f} s; chose {best}; rank in the grid "
+        f"{ranked.index(best) + 1} of {len(grid)}"
+    )
     for rival in ranked[:FINALISTS]:
         if rival == best:
             print(f"  it is the grid's best or next to it: {rival}")
@@ -140,8 +191,10 @@ def tuner(folder: Path, objective: str, pairs: int, progress: Progress) -> None:
             got = {point: speed(folder, point, directions) for point in order}
             ratios.append(got[best] / got[rival])
         made = figure(ratios, Target(0.98, at_least=True))
-        print(f"  against {rival}: {made.ratio:.3f} ({made.low:.3f} to {made.high:.3f}), target "
-              f">= 0.98: {made.verdict}")
+        print(
+            f"  against {rival}: {made.ratio:.3f} ({made.low:.3f} to {made.high:.3f}), target "
+            f">= 0.98: {made.verdict}"
+        )
 
 
 def main() -> None:

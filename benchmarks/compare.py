@@ -24,7 +24,6 @@ from typing import Any
 import machine
 import page
 import results
-from bench import IN_FLIGHT_BYTES_MAX, Bench
 from copy_rows import copy_rows
 from curves import Curve, curves, million
 from drive_rows import drive_rows
@@ -36,6 +35,8 @@ from peers import PeerMissing, Peers
 from progress import Progress
 from rows import NO_TIME, OURS, Row
 from torch_rows import torch_rows
+
+from bench import IN_FLIGHT_BYTES_MAX, Bench
 
 # More than this used by others disturbs a pair.
 BYSTANDER_CORES_MAX = 0.5
@@ -68,7 +69,7 @@ def earlier_run(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"{path}: a compare.json of an earlier run is wanted: {error}")
+        raise SystemExit(f"{path}: a compare.json of an earlier run is wanted: {error}") from None
 
 
 def arguments() -> argparse.Namespace:

@@ -12,10 +12,11 @@ from functools import partial
 from statistics import median
 
 import machine
-from bench import Bench
 from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
 from pairs import Target
 from rows import Row, call, descriptors, memory
+
+from bench import Bench
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
@@ -174,7 +175,7 @@ def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
         "operations",
         "",
         points,
-        {name: float for name in measured},
+        dict.fromkeys(measured, float),
         x_text=lambda point: f"{point:,}",
         picture=False,
     )

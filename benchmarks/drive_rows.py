@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bench import CALLS, Bench
 from jobs import GIB, MIB, Sample, fio_queue, fio_together, size_text
 from pairs import Target
 from rows import Row, call, call_less_open, cpu, speed
+
+from bench import CALLS, Bench
 
 Job = Callable[[], Sample]
 QUEUE_COUNT = 50_000

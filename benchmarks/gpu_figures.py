@@ -25,10 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+import tensorferry
 import torch
 from pairs import Target, figure
-
-import tensorferry
 
 GB, MiB, GiB = 1e9, 1 << 20, 1 << 30
 
@@ -98,6 +97,7 @@ def large_rows(folder: Path, program: Path, pairs: int) -> None:
             "write": (handle.write_now, "save"),
         }
         for verb, (call, torchs) in ways.items():
+
             def ours(call=call):
                 return timed(lambda: call(gpu, file))
 
@@ -107,12 +107,22 @@ def large_rows(folder: Path, program: Path, pairs: int) -> None:
             def ring(verb=verb):
                 return raw_ring(program, verb, path, GiB)
 
-            row(f"{verb} 1 GiB, GPU / page-locked memory of the CPU", ours, on_cpu, pairs,
-                Target(0.95, True))
+            row(
+                f"{verb} 1 GiB, GPU / page-locked memory of the CPU",
+                ours,
+                on_cpu,
+                pairs,
+                Target(0.95, True),
+            )
             row(f"{verb} 1 GiB, GPU / raw io_uring", ours, ring, pairs, Target(0.98, True))
             if (gds := open_gds(path, gpu)) is not None:
-                row(f"{verb} 1 GiB, GPU / cuFile", ours, getattr(gds, verb), pairs,
-                    Target(1.0, True))
+                row(
+                    f"{verb} 1 GiB, GPU / cuFile",
+                    ours,
+                    getattr(gds, verb),
+                    pairs,
+                    Target(1.0, True),
+                )
             saved = folder / "saved.pt"
             torch.save(gpu.cpu(), saved)
 
@@ -150,8 +160,13 @@ def step_row(folder: Path, program: Path, pairs: int) -> None:
         with ThreadPoolExecutor(2) as pool:
             return max(pool.map(lambda way: raw_ring(program, way, files[way], moved), files))
 
-    row("AdamW step, 200 M fp32 on the GPU / raw io_uring, reads and writes", ours, drive, pairs,
-        None)
+    row(
+        "AdamW step, 200 M fp32 on the GPU / raw io_uring, reads and writes",
+        ours,
+        drive,
+        pairs,
+        None,
+    )
     optimizer.close()
     for path in files.values():
         path.unlink()
@@ -175,6 +190,7 @@ def small_rows(folder: Path, pairs: int) -> None:
             if gds is None:
                 return
             for verb, call in (("read", handle.read_now), ("write", handle.write_now)):
+
                 def ours(call=call):
                     return timed(lambda: [call(tensor, file) for _ in range(20)]) / 20
 
@@ -220,8 +236,13 @@ def cached_rows(folder: Path, pairs: int) -> None:
         operation = handle.read(gpu, file)
         operation.wait()
         print(f"in {folder}: engine {operation.engine}: {operation.engine_reason}")
-        row("read 1 GiB from memory, GPU / the lesser of PCIe and pread", ours, limit, pairs,
-            Target(0.8, True))
+        row(
+            "read 1 GiB from memory, GPU / the lesser of PCIe and pread",
+            ours,
+            limit,
+            pairs,
+            Target(0.8, True),
+        )
         os.close(fd)
     path.unlink()
 

@@ -50,8 +50,9 @@ HOT_PATHS = (
 
 def count(path: HotPath, file: Path, program: Path) -> float:
     env = os.environ | {"TENSORFERRY_PROFILES": ""}
-    each = instructions_each(lambda calls: [program, path.name, file, calls, path.engine],
-                             path.counts, env)
+    each = instructions_each(
+        lambda calls: [program, path.name, file, calls, path.engine], path.counts, env
+    )
     return each / path.parts
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from jobs import ROOT, JobFailed, Sample
 from peers import Peers
 
-
 ANSWER_SECONDS_MAX = 900  # DeepSpeed builds its op before the first one
 
 

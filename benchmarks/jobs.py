@@ -121,9 +121,7 @@ def fio_cpu_seconds(job: dict[str, Any]) -> float:
     return share * float(job["job_runtime"]) / 1000 + 0.001
 
 
-def fio_options(
-    point: FioPoint, direction: str, size: int, engine: str = "io_uring"
-) -> list[str]:
+def fio_options(point: FioPoint, direction: str, size: int, engine: str = "io_uring") -> list[str]:
     ring = [f"--fixedbufs={int(point.fixed_buffers)}", "--registerfiles=1"]
     if engine != "io_uring":
         ring = []
@@ -291,9 +289,7 @@ class Ferry:
             command += ["--bytes", str(size), "--offset", str(number * size)]
             command += ["--repeat", str(repeat), "--wait-to-start"]
             running.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
         try:
             for process in running:

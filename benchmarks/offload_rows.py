@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from bench import Bench
 from job_process import JobProcess
 from jobs import GIB, FioPoint, Sample, fio_large
 from pairs import Target
 from peers import Peers
 from rows import Row, seconds
+
+from bench import Bench
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3

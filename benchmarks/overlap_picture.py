@@ -53,7 +53,7 @@ def rows(spans: list[tuple[float, float]]) -> list[int]:
     chosen = []
     for begin, end in spans:
         row = next((i for i, free in enumerate(ends) if free <= begin), len(ends))
-        ends[row:row + 1] = [end]
+        ends[row : row + 1] = [end]
         chosen.append(row)
     return chosen
 

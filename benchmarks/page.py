@@ -130,9 +130,7 @@ def ratio_chart(
         y = 42 + 26 * number
         parts.append(f'<text x="12" y="{y + 4}">{escape(name)}</text>')
         parts += [f'<circle class="dot" cx="{x(r):.1f}" cy="{y}" r="3"/>' for r in ratios]
-        parts.append(
-            f'<line class="span" x1="{x(from_):.1f}" x2="{x(to):.1f}" y1="{y}" y2="{y}"/>'
-        )
+        parts.append(f'<line class="span" x1="{x(from_):.1f}" x2="{x(to):.1f}" y1="{y}" y2="{y}"/>')
         parts.append(
             f'<circle class="mid" cx="{x(middle):.1f}" cy="{y}" r="5">'
             f"<title>{middle:.3f} ({from_:.3f} to {to:.3f})</title></circle>"
@@ -195,10 +193,7 @@ def picture(svg: str) -> str:
     colours = STYLE[STYLE.index(":root") : STYLE.index("body {")]
     return svg.replace(
         ' role="img">',
-        ' xmlns="http://www.w3.org/2000/svg" role="img"><style>'
-        + colours
-        + style
-        + "</style>",
+        ' xmlns="http://www.w3.org/2000/svg" role="img"><style>' + colours + style + "</style>",
         1,
     )
 

@@ -79,8 +79,14 @@ def main() -> None:
             other, other_cpu, other_sent, _ = one_pass(move, locked, given.file, drive)
             print(
                 ROW.format(
-                    f"{at:.1f}", f"{speed:.2f}", f"{cpu:.3f}", sent, ticks,
-                    f"{other:.2f}", f"{other_cpu:.3f}", other_sent,
+                    f"{at:.1f}",
+                    f"{speed:.2f}",
+                    f"{cpu:.3f}",
+                    sent,
+                    ticks,
+                    f"{other:.2f}",
+                    f"{other_cpu:.3f}",
+                    other_sent,
                 ),
                 flush=True,
             )

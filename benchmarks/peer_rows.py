@@ -7,11 +7,12 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from bench import Bench
 from job_process import JobProcess
 from jobs import ROOT, JobFailed, Sample, size_text
 from peers import Peers
 from rows import Row, milliseconds, speed
+
+from bench import Bench
 
 SMALL_TENSORS = 10_000
 # How it saves (some only load), how it loads, the side of peer_jobs.py and the peer.

@@ -137,9 +137,14 @@ def link_packages(base: Path, folder: Path) -> None:
     so the first one stays as it is."""
     place = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
     shutil.copytree(
-        base / place, folder / place, copy_function=os.link, dirs_exist_ok=True, symlinks=True,
+        base / place,
+        folder / place,
+        copy_function=os.link,
+        dirs_exist_ok=True,
+        symlinks=True,
         ignore=lambda at, names: {
-            name for name in names
+            name
+            for name in names
             if name.startswith(("pip", "setuptools", "_distutils", "distutils", "pkg_resources"))
             and Path(at) == base / place
         },

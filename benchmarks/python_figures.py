@@ -133,8 +133,14 @@ def python(job: str, *arguments: object) -> list[str]:
 
 
 def cpp(path: str, count: int) -> list[str]:
-    options = {"--mode": "sync", "--bytes": BYTES, "--file-bytes": FILE_BYTES, "--count": count,
-               "--memory": "ordinary", "--warm-up": 0}
+    options = {
+        "--mode": "sync",
+        "--bytes": BYTES,
+        "--file-bytes": FILE_BYTES,
+        "--count": count,
+        "--memory": "ordinary",
+        "--warm-up": 0,
+    }
     words = [str(word) for pair in options.items() for word in pair]
     return [str(PROGRAM), "--file", path, *words]
 
@@ -188,16 +194,20 @@ def many_figure(path: str, count: int) -> None:
         before_kib, before_fds, after_kib, after_fds = map(
             int, run(python(MANY_JOB, kind, path, count)).split()
         )
-        print(f"{count:,} reads by {kind}: resident memory {before_kib} KiB before, {after_kib} "
-              f"after; descriptors {before_fds}, {after_fds}")
+        print(
+            f"{count:,} reads by {kind}: resident memory {before_kib} KiB before, {after_kib} "
+            f"after; descriptors {before_fds}, {after_fds}"
+        )
 
 
 def fork_figure(path: str, rounds: int) -> None:
     for size, name in ((0, "no page-locked memory"), (2 << 30, "2 GiB used and idle")):
         ms, private_kib = map(float, run(python(FORK_JOB, path, size, rounds)).split())
         shown = verdict(ms, 50) if size else "for comparison"
-        print(f"fork beside {name}: {ms:.1f} ms, median of {rounds}; {private_kib / 1024:.0f} MiB "
-              f"copied for the child; {shown}")
+        print(
+            f"fork beside {name}: {ms:.1f} ms, median of {rounds}; {private_kib / 1024:.0f} MiB "
+            f"copied for the child; {shown}"
+        )
 
 
 def main() -> int:

@@ -11,11 +11,12 @@ from statistics import median
 from typing import Any
 
 import page
-from bench import Bench, drive_differs
 from curves import Curve
 from pairs import PAIRS_TO_JUDGE
 from peers import Peers
 from rows import MORE_IS_BETTER, NO_TIME, Row
+
+from bench import Bench, drive_differs
 
 HEAD = ["what / against what", "ours", "other", "unit", "ratio", "95 % interval", "target", ""]
 NUMBERS = (1, 2, 4, 5, 6)

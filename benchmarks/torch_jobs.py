@@ -139,9 +139,7 @@ class Jobs:
         if self.ours:
             handle = self.many_handle
             with self.op.File(file) as opened:
-                handle.read_many(
-                    [(t, opened, o) for t, o in zip(tensors, offsets)]
-                ).wait()
+                handle.read_many([(t, opened, o) for t, o in zip(tensors, offsets)]).wait()
         else:
             for tensor, offset in zip(tensors, offsets):
                 self.handle.async_pread(tensor, file, offset)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bench import Bench
 from job_process import JobProcess
 from jobs import GIB, MIB, Sample, size_text
 from pairs import Target
 from peers import Peers
 from rows import Row, call, memory, speed
+
+from bench import Bench
 
 TENSOR_FILE_BYTES = GIB
 PASSES = {8 * MIB: 40, 256 * MIB: 4, GIB: 2}
@@ -35,7 +36,7 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
         return jobs.run(kind, file=bench.read_file, seed=bench.seed, **options)
 
     rows = []
-    for memory, name, factor in (("ordinary", "ordinary", 3.0), ("pinned", "page-locked", 1.0)):
+    for kind, name, factor in (("ordinary", "ordinary", 3.0), ("pinned", "page-locked", 1.0)):
         for direction in ("read", "write"):
             for size in PASSES:
                 rows.append(
@@ -43,8 +44,8 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
                         f"{name} torch tensor, {direction}, {size_text(size)} / DeepSpeed",
                         "GB/s",
                         Target(factor, at_least=True) if size > 8 * MIB else None,
-                        partial(large, ours, direction, size, memory),
-                        partial(large, theirs, direction, size, memory),
+                        partial(large, ours, direction, size, kind),
+                        partial(large, theirs, direction, size, kind),
                         speed,
                         peer="DeepSpeed",
                     )

@@ -11,10 +11,9 @@ import sys
 import time
 
 import gpt
+import tensorferry
 import torch
 from train_larger_than_memory import parse_size
-
-import tensorferry
 
 
 def arguments():
@@ -51,7 +50,8 @@ def main():
         )
         start = time.monotonic()
         before = facts["read_bytes"]
-        for number, token in enumerate(generate(model, gpt.text(1, 1, 16), options.tokens), 1):
+        tokens = generate(model, gpt.text(1, 1, 16), options.tokens)
+        for number, token in enumerate(tokens, 1):  # noqa: B007 (the last one is shown below)
             if sys.stdout.isatty():
                 print(f"\r\033[K{number} of {options.tokens} tokens", end="", flush=True)
         seconds = time.monotonic() - start

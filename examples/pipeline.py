@@ -8,9 +8,8 @@ tensorferry.offload and tensorferry.optim do by themselves; here it is with noth
 
 import argparse
 
-import torch
-
 import tensorferry
+import torch
 
 LAYERS, WIDTH, STEPS, RATE = 6, 512, 5, 0.05
 

@@ -11,9 +11,8 @@ import sys
 import time
 
 import gpt
-import torch
-
 import tensorferry
+import torch
 
 
 def parse_size(text):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares a Debian machine.
 #   scripts/setup.sh packages GROUP...   installs what is missing of packages.txt
-#   scripts/setup.sh venv [test|docs]    makes .venv from requirements.txt; for tests, all of it
+#   scripts/setup.sh venv [check|docs|test]  makes .venv from requirements.txt and those named
 #   scripts/setup.sh sysroot             unpacks the libraries for aarch64 below build/aarch64
 # They do nothing, quickly, when everything is there. Without root and without sudo, `packages`
 # names what is missing and the line that installs it, and fails.
@@ -79,6 +79,10 @@ venv() {
   fi
   pip_install requirements.txt
   [ -n "${1-}" ] || return 0
+  if [ "$1" = check ]; then
+    pip_install requirements-check.txt
+    return
+  fi
   pip_install requirements-test.txt
   pip_install requirements-docs.txt
   [ "$1" = test ] || return 0

@@ -45,10 +45,12 @@ from ._core import (
     SwapSpace,
     SwapView,
     __version__,
-    close_all as _close_all,
     copy,
     is_pinned,
     validate,
+)
+from ._core import (
+    close_all as _close_all,
 )
 from .aio import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
 
@@ -75,7 +77,6 @@ __all__ = [
 ]
 
 
-
 def initialize(model, config, *, optimizer=None, model_parameters=None):
     """A model and its optimizer as a DeepSpeed configuration wants them: (model, optimizer).
 
@@ -86,7 +87,7 @@ def initialize(model, config, *, optimizer=None, model_parameters=None):
     or the given one; call backward(loss), step() and zero_grad() of what is returned for every
     micro-batch. Without either it is None, and the weights stay on NVMe as long as the model lives.
     """
-    from ._initialize import initialize as with_torch
+    from ._config.initialize import initialize as with_torch
 
     return with_torch(model, config, optimizer=optimizer, model_parameters=model_parameters)
 
@@ -97,7 +98,7 @@ def __getattr__(name):
 
         return importlib.import_module("." + name, __name__)
     if name == "ConfigError":
-        from ._config import ConfigError
+        from ._config.sections import ConfigError
 
         return ConfigError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

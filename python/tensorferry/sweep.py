@@ -94,13 +94,15 @@ class SweepConfig:
 
 def get_sweep_cmd_lines(sweep_config_dict):
     """All points of a space, each as a list of options. A flag that is off is a blank."""
+
     def option(name, value):
         if isinstance(value, bool):
             return f"--{name}" if value else " "
         return f"--{name} {value}"
 
-    options = [[option(name, value) for value in values]
-               for name, values in sweep_config_dict.items()]
+    options = [
+        [option(name, value) for value in values] for name, values in sweep_config_dict.items()
+    ]
     return [list(point) for point in itertools.product(*options)]
 
 
@@ -112,8 +114,9 @@ def run_read_sweep(sweep_config, flush_cache_job, sync_job, cmd_lines):
     neither overlap_events nor sequential_requests is sequential, as in DeepSpeed, but overlapping
     in a space that says sequential_requests.
     """
-    with tempfile.TemporaryDirectory(prefix="tensorferry-sweep-",
-                                     dir=sweep_config.nvme_dir) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="tensorferry-sweep-", dir=sweep_config.nvme_dir
+    ) as scratch:
         file = os.path.join(scratch, "read.bin")
         _fill(file, _bytes(sweep_config.io_size))
         return _run_points("read", file, sweep_config, flush_cache_job, sync_job, cmd_lines)
@@ -121,8 +124,9 @@ def run_read_sweep(sweep_config, flush_cache_job, sync_job, cmd_lines):
 
 def run_write_sweep(sweep_config, flush_cache_job, sync_job, cmd_lines):
     """Writes a file at every point. See run_read_sweep()."""
-    with tempfile.TemporaryDirectory(prefix="tensorferry-sweep-",
-                                     dir=sweep_config.nvme_dir) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="tensorferry-sweep-", dir=sweep_config.nvme_dir
+    ) as scratch:
         file = os.path.join(scratch, "write.bin")
         return _run_points("write", file, sweep_config, flush_cache_job, sync_job, cmd_lines)
 
@@ -134,8 +138,10 @@ def find_command():
     if named:
         found = shutil.which(named)
         if not found:
-            raise FileNotFoundError(f"TENSORFERRY_COMMAND is {named}, which is no program: set it "
-                                    "to the path of the command tensorferry, or unset it")
+            raise FileNotFoundError(
+                f"TENSORFERRY_COMMAND is {named}, which is no program: set it "
+                "to the path of the command tensorferry, or unset it"
+            )
         return os.path.abspath(found)
     beside = os.path.dirname(sys.executable)
     found = shutil.which("tensorferry", path=beside) or shutil.which("tensorferry")
@@ -196,8 +202,15 @@ def _run_points(direction, file, sweep_config, flush_cache_job, sync_job, cmd_li
             folder = os.path.join(sweep_config.log_dir, options.get("--engine", "auto"), direction)
         os.makedirs(folder, exist_ok=True)
         log = os.path.join(folder, _log_name(direction, options))
-        words = [command, "point", f"--{direction}_file", file, "--io_size",
-                 str(sweep_config.io_size), *sweep_config.other_options.split()]
+        words = [
+            command,
+            "point",
+            f"--{direction}_file",
+            file,
+            "--io_size",
+            str(sweep_config.io_size),
+            *sweep_config.other_options.split(),
+        ]
         for name, value in options.items():
             words += [name] if value is None else [name, value]
         for job in (sync_job, flush_cache_job):
@@ -224,8 +237,10 @@ def _options(cmd_line, inverse):
 def _log_name(direction, options):
     submit = "single" if "--single_submit" in options else "block"
     mode = "overlap" if "--overlap_events" in options else "sequential"
-    name = (f"{direction}_{submit}_{mode}_t1_p{options['--io_parallel']}"
-            f"_d{options['--queue_depth']}_bs{options['--block_size']}.txt")
+    name = (
+        f"{direction}_{submit}_{mode}_t1_p{options['--io_parallel']}"
+        f"_d{options['--queue_depth']}_bs{options['--block_size']}.txt"
+    )
     return name.replace(os.sep, "-")  # a value that is none fails as a point, not as a path
 
 
@@ -235,14 +250,16 @@ def _run(job):
     print(f"args = {args}", flush=True)
     job.open_output_file()
     try:
-        done = subprocess.run(args, shell=True, stdout=job.get_stdout(), stderr=job.get_stderr(),
-                              cwd=job.get_cwd())
+        done = subprocess.run(
+            args, shell=True, stdout=job.get_stdout(), stderr=job.get_stderr(), cwd=job.get_cwd()
+        )
     finally:
         job.close_output_file()
     if done.returncode:
         where = f"; its output is in {job.output_file}" if job.output_file else ""
-        print(f"failed with exit status {done.returncode}: {args}{where}", file=sys.stderr,
-              flush=True)
+        print(
+            f"failed with exit status {done.returncode}: {args}{where}", file=sys.stderr, flush=True
+        )
     return done.returncode == 0
 
 

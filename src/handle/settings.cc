@@ -66,7 +66,8 @@ Status check_options(const HandleOptions& options) {
                    std::to_string(workers) + " workers");
   }
   const double limit = options.close_limit_seconds;
-  if (!(limit > 0 && limit <= close_limit_seconds_max)) {  // what is not a number is neither
+  const bool is_valid = limit > 0 && limit <= close_limit_seconds_max;  // NaN is not
+  if (!is_valid) {
     return refused("close_limit_seconds is " + std::to_string(limit) +
                    " and must be more than 0 and at most a year");
   }

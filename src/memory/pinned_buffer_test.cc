@@ -400,6 +400,7 @@ TEST(PinnedBuffer, many_threads_allocate_look_up_and_free) {
 }
 
 TEST(PinnedBuffer, is_not_in_a_child_which_faults_where_it_touches_it) {
+  if (const char* why = support::no_holes_in_children()) GTEST_SKIP() << why;
   PinnedBuffer buffer(4 * MiB);
   buffer.bytes().back() = std::byte{42};
   const volatile std::byte* const last = &buffer.bytes().back();

@@ -75,14 +75,16 @@ TEST_P(SwapFork, buffers_are_not_copied_for_children_and_not_there) {
       return own < buffer_bytes / 4 ? "" : std::to_string(own) + " bytes were copied";
     });
     EXPECT_TRUE(child.passed()) << child;
-    const volatile std::byte* const first = fetched->buffer.bytes().data();
-    const auto touching = support::run_in_child([first]() -> std::string {
-      (void)*first;
-      return "it read what is not there";
-    });
-    EXPECT_TRUE(support::sanitized ? !touching.passed() && touching.text.empty()
-                                   : touching.signal == SIGSEGV)
-        << touching;
+    if (support::no_holes_in_children() == nullptr) {
+      const volatile std::byte* const first = fetched->buffer.bytes().data();
+      const auto touching = support::run_in_child([first]() -> std::string {
+        (void)*first;
+        return "it read what is not there";
+      });
+      EXPECT_TRUE(support::sanitized ? !touching.passed() && touching.text.empty()
+                                     : touching.signal == SIGSEGV)
+          << touching;
+    }
     EXPECT_EQ(pattern_fault(fetched->buffer.bytes(), 0, 1), "");
   }
 }

@@ -37,15 +37,26 @@ class Command:
         """Goes on beside the test, and not beyond it."""
         options.setdefault("cwd", self.place)
         running = subprocess.Popen(
-            [PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=self.env, preexec_fn=hear_signals, **options)
+            [PROGRAM, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+            preexec_fn=hear_signals,
+            **options,
+        )
         self.started.append(running)
         return running
 
     def __call__(self, *arguments, code=0, timeout=240, cwd=None, **env):
         done = subprocess.run(
-            [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
-            cwd=cwd or self.place, env=self.env | env, stdin=subprocess.DEVNULL,
+            [PROGRAM, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd or self.place,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
         )
         said = f"tensorferry {' '.join(map(str, arguments))}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == code, f"exit {done.returncode}\n{said}"

@@ -124,11 +124,21 @@ def series(direction, size, samples, chance, speed=1.0):
 def bench(samples=200, sizes=(2 * MiB, 8 * MiB, 32 * MiB), seed=1, speed=1.0, **members):
     chance = random.Random(seed)
     settings = {
-        "directory": "/mnt/nvme", "sizes": list(sizes), "iterations": samples, "workers": 16,
-        "queue_depth": 64, "block_bytes": 2 * MiB, "engine": "auto", "memory": "pinned", "seed": 1,
+        "directory": "/mnt/nvme",
+        "sizes": list(sizes),
+        "iterations": samples,
+        "workers": 16,
+        "queue_depth": 64,
+        "block_bytes": 2 * MiB,
+        "engine": "auto",
+        "memory": "pinned",
+        "seed": 1,
     }
-    measured = [series(direction, size, samples, chance, speed)
-                for direction in ("write", "read") for size in sizes]
+    measured = [
+        series(direction, size, samples, chance, speed)
+        for direction in ("write", "read")
+        for size in sizes
+    ]
     return head("bench", settings=settings, series=measured) | members
 
 
@@ -143,11 +153,19 @@ def point(direction, overlap, engine, directory, numbers, chance, loops, speed=1
     rate = peak * in_flight / (in_flight + 3 * MiB) * (1 - 0.01 * (workers - 1))
     seconds = [0.4 * GiB / 1e9 / (rate * chance.lognormvariate(0, 0.02)) for _ in range(loops)]
     rate = 0.4 * GiB / 1e9 / statistics.fmean(seconds)
-    name = (f"{direction}_block_{overlap}_t1_p{workers}_d{depth}_bs{block // KiB}K.txt")
+    name = f"{direction}_block_{overlap}_t1_p{workers}_d{depth}_bs{block // KiB}K.txt"
     return {
-        "directory": directory, "engine": engine, "direction": direction, "block_bytes": block,
-        "queue_depth": depth, "workers": workers, "overlap": overlap, "submit": "block",
-        "status": "ok", "seconds": seconds, "gb_per_second": rate,
+        "directory": directory,
+        "engine": engine,
+        "direction": direction,
+        "block_bytes": block,
+        "queue_depth": depth,
+        "workers": workers,
+        "overlap": overlap,
+        "submit": "block",
+        "status": "ok",
+        "seconds": seconds,
+        "gb_per_second": rate,
         "gib_per_second": rate * 1e9 / GiB,
         "command": f"tensorferry point --{direction}_file x --queue_depth {depth}",
         "log": f"aio_perf_sweep/{direction}/{name}",
@@ -161,13 +179,22 @@ def fail(one, error="write /mnt/nvme/x at 0: No space left on device: free some 
     one |= {"status": "failed", "error": error}
 
 
-def sweep(engines=("io_uring",), directories=("/mnt/nvme",), workers=(1, 2, 8), loops=3, seed=2,
-          speed=1.0, **members):
+def sweep(
+    engines=("io_uring",),
+    directories=("/mnt/nvme",),
+    workers=(1, 2, 8),
+    loops=3,
+    seed=2,
+    speed=1.0,
+    **members,
+):
     chance = random.Random(seed)
     blocks, depths = (128 * KiB, 256 * KiB, 512 * KiB, MiB), (4, 16, 32, 64)
     points = [
         point(direction, overlap, engine, directory, numbers, chance, loops, speed)
-        for directory in directories for engine in engines for direction in ("read", "write")
+        for directory in directories
+        for engine in engines
+        for direction in ("read", "write")
         for overlap in ("overlap", "sequential")
         for numbers in itertools.product(blocks, depths, workers)
     ]
@@ -175,20 +202,37 @@ def sweep(engines=("io_uring",), directories=("/mnt/nvme",), workers=(1, 2, 8), 
         if (one["direction"], one["block_bytes"], one["queue_depth"]) == ("write", MiB, 64):
             fail(one)
     settings = {
-        "directories": list(directories), "engines": list(engines), "io_bytes": 400 * MiB,
-        "loops": loops, "drop_caches": True,
-        "space": {"block_size": ["128K", "256K", "512K", "1M"], "queue_depth": list(depths),
-                  "overlap_events": [True, False], "io_parallel": list(workers),
-                  "single_submit": [False]},
+        "directories": list(directories),
+        "engines": list(engines),
+        "io_bytes": 400 * MiB,
+        "loops": loops,
+        "drop_caches": True,
+        "space": {
+            "block_size": ["128K", "256K", "512K", "1M"],
+            "queue_depth": list(depths),
+            "overlap_events": [True, False],
+            "io_parallel": list(workers),
+            "single_submit": [False],
+        },
     }
-    return head("sweep", settings=settings, points=points,
-                places=[place(directory) for directory in directories]) | members
+    return (
+        head(
+            "sweep",
+            settings=settings,
+            points=points,
+            places=[place(directory) for directory in directories],
+        )
+        | members
+    )
 
 
 def tune(objective="read", seed=3, speed=1.0, **members):
     chance = random.Random(seed)
-    space = list(itertools.product(("io_uring", "libaio"), (256 * KiB, 512 * KiB, MiB, 2 * MiB),
-                                   (8, 32, 64), (1, 4)))
+    space = list(
+        itertools.product(
+            ("io_uring", "libaio"), (256 * KiB, 512 * KiB, MiB, 2 * MiB), (8, 32, 64), (1, 4)
+        )
+    )
     default = ("io_uring", 512 * KiB, 32, 1)
 
     def rate(setting):
@@ -203,8 +247,12 @@ def tune(objective="read", seed=3, speed=1.0, **members):
         measured = {"gb_per_second": score * middle}
         if objective == "latency":
             measured = {"latency_seconds": 1e-4 / score}
-        return named | {"scores": scores, "score": score, "low": score - half,
-                        "high": score + half} | measured | {"kept": False}
+        return (
+            named
+            | {"scores": scores, "score": score, "low": score - half, "high": score + half}
+            | measured
+            | {"kept": False}
+        )
 
     rounds, alive, transfer = [], space, 8 * MiB
     while len(alive) > 2:
@@ -212,21 +260,36 @@ def tune(objective="read", seed=3, speed=1.0, **members):
         spread = 0.06 * (8 * MiB / transfer) ** 0.5
         tried = [candidate(setting, spread, middle) for setting in alive]
         ranked = sorted(tried, key=lambda one: -one["score"])
-        for one in ranked[:max(2, len(ranked) // 3)]:
+        for one in ranked[: max(2, len(ranked) // 3)]:
             one["kept"] = True
         rounds.append({"transfer_bytes": transfer, "seconds": 6.2, "candidates": tried})
         alive = [setting for setting, one in zip(alive, tried) if one["kept"]]
         transfer *= 4
-    names = ("engine", "block_bytes", "queue_depth", "workers", "score", "gb_per_second",
-             "latency_seconds")
+    names = (
+        "engine",
+        "block_bytes",
+        "queue_depth",
+        "workers",
+        "score",
+        "gb_per_second",
+        "latency_seconds",
+    )
     best = max(rounds[-1]["candidates"], key=lambda one: one["score"])
-    plain = next(one for one in rounds[0]["candidates"]
-                 if (one["engine"], one["block_bytes"], one["queue_depth"], one["workers"])
-                 == default)
+    plain = next(
+        one
+        for one in rounds[0]["candidates"]
+        if (one["engine"], one["block_bytes"], one["queue_depth"], one["workers"]) == default
+    )
     settings = {"directory": "/mnt/nvme", "objective": objective, "seconds_max": 30}
-    return head(
-        "tune", settings=settings, rounds=rounds, seconds=24.3,
-        best={name: best[name] for name in names if name in best},
-        default={name: plain[name] for name in names if name in plain},
-        profile="~/.config/tensorferry/profiles/nvme0n1.json",
-    ) | members
+    return (
+        head(
+            "tune",
+            settings=settings,
+            rounds=rounds,
+            seconds=24.3,
+            best={name: best[name] for name in names if name in best},
+            default={name: plain[name] for name in names if name in plain},
+            profile="~/.config/tensorferry/profiles/nvme0n1.json",
+        )
+        | members
+    )

@@ -11,7 +11,6 @@ import time
 import numpy
 import pytest
 import scipy.stats
-
 from conftest import PROGRAM
 from test_results import validate
 
@@ -26,8 +25,9 @@ def results_of(ferry, *arguments):
 
 
 def everything_in(folder):
-    return sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size)
-                  for path in folder.rglob("*"))
+    return sorted(
+        (str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")
+    )
 
 
 def test_without_arguments_it_works_and_says_where(ferry):
@@ -39,8 +39,13 @@ def test_without_arguments_it_works_and_says_where(ferry):
 
 
 def test_every_flag_of_the_seed_in_both_spellings(ferry):
-    flags = {"nvme-path": ".", "iterations": "3", "threads": "4", "queue-depth": "8",
-             "block-size": "256K"}
+    flags = {
+        "nvme-path": ".",
+        "iterations": "3",
+        "threads": "4",
+        "queue-depth": "8",
+        "block-size": "256K",
+    }
     for spelled in (str, lambda name: name.replace("-", "_")):
         words = [word for name, value in flags.items() for word in (f"--{spelled(name)}", value)]
         results = results_of(ferry, *words, "--sizes", "4K", "1M")
@@ -55,9 +60,10 @@ def test_statistics_agree_with_scipy(ferry):
     for series in results["series"]:
         seconds = numpy.array(series["seconds"])
         assert len(seconds) == 20
-        for samples, summary in ((seconds, series["latency_seconds"]),
-                                 (series["bytes"] / 1e6 / seconds,
-                                  series["bandwidth_mb_per_second"])):
+        for samples, summary in (
+            (seconds, series["latency_seconds"]),
+            (series["bytes"] / 1e6 / seconds, series["bandwidth_mb_per_second"]),
+        ):
             agree_with_scipy(samples, summary)
 
 
@@ -72,8 +78,9 @@ def agree_with_scipy(samples, summary):
     }
     for name, value in expected.items():
         assert summary[name] == pytest.approx(value, rel=1e-9), name
-    interval = scipy.stats.t.interval(0.95, len(samples) - 1, loc=samples.mean(),
-                                      scale=scipy.stats.sem(samples))
+    interval = scipy.stats.t.interval(
+        0.95, len(samples) - 1, loc=samples.mean(), scale=scipy.stats.sem(samples)
+    )
     assert summary["ci95"] == pytest.approx(interval, rel=1e-9)
     if len(samples) >= 1000:
         assert summary["p999"] == pytest.approx(numpy.percentile(samples, 99.9), rel=1e-9)
@@ -83,8 +90,9 @@ def agree_with_scipy(samples, summary):
 
 def test_a_thousand_samples_have_a_p999(ferry):
     results = results_of(ferry, "--sizes", "4K", "--iterations", "1000", "--threads", "1")
-    agree_with_scipy(numpy.array(results["series"][0]["seconds"]),
-                     results["series"][0]["latency_seconds"])
+    agree_with_scipy(
+        numpy.array(results["series"][0]["seconds"]), results["series"][0]["latency_seconds"]
+    )
     said = ferry("bench", "--sizes", "4K", "--iterations", "1000", "--threads", "1").stdout
     assert "'99.9th': " in said
 
@@ -92,23 +100,36 @@ def test_a_thousand_samples_have_a_p999(ferry):
 def test_what_is_printed_is_what_is_in_the_file(ferry):
     said = ferry("bench", *SMALL, "--json", "results.json").stdout
     series = json.loads((ferry.place / "results.json").read_text())["series"]
-    for label, digits, member in (("Latency Mean", 9, "latency_seconds"),
-                                  ("Bandwidth Mean", 3, "bandwidth_mb_per_second")):
+    for label, digits, member in (
+        ("Latency Mean", 9, "latency_seconds"),
+        ("Bandwidth Mean", 3, "bandwidth_mb_per_second"),
+    ):
         printed = [float(text) for text in re.findall(rf"  {label}: ([\d.]+)", said)]
         assert printed == [round(one[member]["mean"], digits) for one in series]
-    for label in ("Latency Median", "Latency Std Dev", "Latency 95% CI", "Latency Percentiles",
-                  "Bandwidth Median", "Bandwidth Std Dev", "Bandwidth 95% CI",
-                  "Bandwidth Percentiles", "CPU", "Engine"):
+    for label in (
+        "Latency Median",
+        "Latency Std Dev",
+        "Latency 95% CI",
+        "Latency Percentiles",
+        "Bandwidth Median",
+        "Bandwidth Std Dev",
+        "Bandwidth 95% CI",
+        "Bandwidth Percentiles",
+        "CPU",
+        "Engine",
+    ):
         assert said.count(f"\n  {label}: ") == len(series)
 
 
 def test_slow_is_not_nothing(ferry):
-    said = ferry("bench", "--sizes", "1", "--iterations", "20", "--threads", "1", "--json",
-                 "results.json").stdout
+    said = ferry(
+        "bench", "--sizes", "1", "--iterations", "20", "--threads", "1", "--json", "results.json"
+    ).stdout
     series = json.loads((ferry.place / "results.json").read_text())["series"]
     printed = [float(text) for text in re.findall(r"^1 +(?:read|write) +([\d.]+)", said, re.M)]
-    assert printed == [pytest.approx(one["bandwidth_mb_per_second"]["mean"], rel=0.01)
-                       for one in series]
+    assert printed == [
+        pytest.approx(one["bandwidth_mb_per_second"]["mean"], rel=0.01) for one in series
+    ]
 
 
 def test_one_sample_has_no_interval(ferry):
@@ -219,11 +240,24 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM],
-                                     [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]]
+)
 def test_an_interrupt_cleans_up_and_keeps_what_is_finished(ferry, signals):
-    running = ferry.start("bench", "--sizes", "4K", "64M", "--iterations", "3000", "--threads",
-                          "1", "--json", "results.json", "--nvme-path", ".")
+    running = ferry.start(
+        "bench",
+        "--sizes",
+        "4K",
+        "64M",
+        "--iterations",
+        "3000",
+        "--threads",
+        "1",
+        "--json",
+        "results.json",
+        "--nvme-path",
+        ".",
+    )
     # The second size has begun: its headline is printed.
     head = ""
     while "tensors of 64M" not in head:
@@ -245,8 +279,14 @@ def test_an_interrupt_cleans_up_and_keeps_what_is_finished(ferry, signals):
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_none(ferry):
     assert ferry("bench", *SMALL).stderr == ""
     main, terminal = pty.openpty()
-    done = subprocess.run([PROGRAM, "bench", *SMALL], stdout=subprocess.PIPE, stderr=terminal,
-                          cwd=ferry.place, env=ferry.env, timeout=120)
+    done = subprocess.run(
+        [PROGRAM, "bench", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        cwd=ferry.place,
+        env=ferry.env,
+        timeout=120,
+    )
     os.close(terminal)
     seen = os.read(main, 1 << 20).decode()
     assert done.returncode == 0
@@ -255,6 +295,12 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_none(ferry):
 
 
 def test_a_reader_that_goes_away_leaves_no_files(ferry):
-    done = subprocess.run(f"{PROGRAM} bench --sizes 4K --iterations 50 | head -1", shell=True,
-                          cwd=ferry.place, env=ferry.env, capture_output=True, timeout=120)
+    done = subprocess.run(
+        f"{PROGRAM} bench --sizes 4K --iterations 50 | head -1",
+        shell=True,
+        cwd=ferry.place,
+        env=ferry.env,
+        capture_output=True,
+        timeout=120,
+    )
     assert done.returncode == 0 and list(ferry.place.iterdir()) == []

@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
 from conftest import PROGRAM
 from loop_mount import loop_mount
 
@@ -23,19 +22,37 @@ def findings_of(text):
 
 
 def run(words, env):
-    return subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env,
-                          timeout=60, check=False)
+    return subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, env=env, timeout=60, check=False
+    )
 
 
 def test_a_line_for_each_finding_and_a_verdict_last(ferry):
-    done = subprocess.run([PROGRAM, "doctor"], capture_output=True, text=True, cwd=ferry.place,
-                          env=ferry.env, check=False)
+    done = subprocess.run(
+        [PROGRAM, "doctor"],
+        capture_output=True,
+        text=True,
+        cwd=ferry.place,
+        env=ferry.env,
+        check=False,
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == "Machine"
     assert str(ferry.place) in lines
     assert "GPU" in lines
-    for name in ("kernel", "io_uring", "libaio", "memlock", "huge pages", "file system", "O_DIRECT",
-                 "free space", "settings", "CUDA", "GDS"):
+    for name in (
+        "kernel",
+        "io_uring",
+        "libaio",
+        "memlock",
+        "huge pages",
+        "file system",
+        "O_DIRECT",
+        "free space",
+        "settings",
+        "CUDA",
+        "GDS",
+    ):
         assert any(f" {name} " in line and line.lstrip()[0] in "✓!✗" for line in lines), name
     verdict = "Tensors can move at full speed." if done.returncode == 0 else "attention"
     assert verdict in lines[-1]
@@ -84,8 +101,9 @@ def test_memory_is_no_drive(ferry):
 
 def test_a_slow_scheduler_is_found_and_the_advice_cures_it(ferry, tmp_path):
     with loop_mount(tmp_path) as point:
-        source = subprocess.run(["findmnt", "-no", "SOURCE", point], capture_output=True, text=True,
-                                check=True).stdout.strip()
+        source = subprocess.run(
+            ["findmnt", "-no", "SOURCE", point], capture_output=True, text=True, check=True
+        ).stdout.strip()
         scheduler = Path("/sys/block", Path(source).name, "queue/scheduler")
         if "bfq" not in scheduler.read_text():
             pytest.skip("this kernel has no bfq")
@@ -118,8 +136,9 @@ def test_a_low_memlock_limit_is_told(ferry):
         user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
         if run([*user, PROGRAM, "--version"], ferry.env).returncode != 0:
             pytest.skip("an ordinary user cannot start the program where it lies")
-        done = run(["prlimit", "--memlock=1048576", *user, PROGRAM, "doctor", "--json", place],
-                   ferry.env)
+        done = run(
+            ["prlimit", "--memlock=1048576", *user, PROGRAM, "doctor", "--json", place], ferry.env
+        )
         _, findings = findings_of(done.stdout)
         assert done.returncode == 1
         assert findings["machine", "memlock"]["found"] == "64 MiB cannot be locked; limit 1 MiB"
@@ -129,8 +148,10 @@ def test_a_low_memlock_limit_is_told(ferry):
 
 @pytest.mark.parametrize("call", ["io_uring_setup", "io_uring_enter", "io_uring_register"])
 def test_io_uring_behind_a_filter_is_told(ferry, call):
-    done = run([sys.executable, WITHOUT_IO_URING, call, PROGRAM, "doctor", "--json", ferry.place],
-               ferry.env)
+    done = run(
+        [sys.executable, WITHOUT_IO_URING, call, PROGRAM, "doctor", "--json", ferry.place],
+        ferry.env,
+    )
     _, findings = findings_of(done.stdout)
     assert done.returncode == 1
     finding = findings["machine", "io_uring"]

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from conftest import PROGRAM
 
 QUICK = ("--sizes", "4K", "--iterations", "3", "--threads", "1")
@@ -60,8 +59,14 @@ def test_what_is_finished_is_kept_whatever_goes_wrong(ferry):
     """The second size needs more memory than there may be."""
     done = subprocess.run(
         f"ulimit -v 1200000; exec {PROGRAM} bench --sizes 4K 2G --iterations 3 --threads 1 "
-        "--json results.json", shell=True, cwd=ferry.place, env=ferry.env, capture_output=True,
-        text=True, timeout=120)
+        "--json results.json",
+        shell=True,
+        cwd=ferry.place,
+        env=ferry.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 1, done.stdout
     results = json.loads((ferry.place / "results.json").read_text())
     assert results["complete"] is False and len(results["series"]) == 2
@@ -80,13 +85,27 @@ def test_a_lost_terminal_leaves_no_files(ferry, one):
 
 def test_a_full_output_is_a_failure(ferry):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([PROGRAM, "bench", *QUICK], cwd=ferry.place, env=ferry.env,
-                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(
+            [PROGRAM, "bench", *QUICK],
+            cwd=ferry.place,
+            env=ferry.env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 1 and "output" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["bench", "--json", ""], ["bench", "--nvme-path="],
-                                       ["tune", ""], ["sweep", "--nvme_dir", "", "--no_sudo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "--json", ""],
+        ["bench", "--nvme-path="],
+        ["tune", ""],
+        ["sweep", "--nvme_dir", "", "--no_sudo"],
+    ],
+)
 def test_an_empty_argument_is_wrong_usage(ferry, arguments):
     assert "empty" in ferry(*arguments, code=2).stderr
 
@@ -107,8 +126,13 @@ def test_a_file_without_stamps_is_not_sound(ferry):
 def test_foreign_files_in_the_log_directory_are_not_replaced(ferry, drive):
     results = ferry.place / "aio_perf_sweep/results.json"
     results.parent.mkdir()
-    for text in ('{"precious": 1}', "not even JSON", '{"command": "bench", "points": []}',
-                 '{"command": 5}', '{"command": "sweep", "points": [{"log": 5}], "complete": 1}'):
+    for text in (
+        '{"precious": 1}',
+        "not even JSON",
+        '{"command": "bench", "points": []}',
+        '{"command": 5}',
+        '{"command": "sweep", "points": [{"log": 5}], "complete": 1}',
+    ):
         results.write_text(text)
         assert "another --log_dir" in ferry("sweep", *drive, code=1).stderr
         assert results.read_text() == text
@@ -158,8 +182,16 @@ def test_two_directories_on_one_file_system_need_room_for_both(ferry, drive, tmp
     try:
         for name in ("one", "two"):
             (place / name).mkdir()
-        done = ferry("sweep", "--nvme_dir", place / "one", place / "two", *drive[2:], "--io_size",
-                     "6M", code=1)
+        done = ferry(
+            "sweep",
+            "--nvme_dir",
+            place / "one",
+            place / "two",
+            *drive[2:],
+            "--io_size",
+            "6M",
+            code=1,
+        )
         assert "ENOSPC" in done.stderr and "tensorferry point" not in done.stdout
     finally:
         subprocess.run(["umount", place], check=True)
@@ -187,8 +219,9 @@ def test_a_killed_sweep_takes_its_point_along(ferry, drive):
     folder = ferry.place / "drive"
     drive[1] = folder
     running = ferry.start("sweep", *drive, "--loops", "200000", "--no_write")
-    wait_until(lambda: any(path.stat().st_size
-                           for path in (ferry.place / "aio_perf_sweep").rglob("*.txt")))
+    wait_until(
+        lambda: any(path.stat().st_size for path in (ferry.place / "aio_perf_sweep").rglob("*.txt"))
+    )
     assert points_on(folder)
     running.kill()
     running.communicate()
@@ -221,8 +254,14 @@ def test_memory_that_cannot_be_locked_is_not_called_so(ferry):
         os.chmod(folder, 0o755)
     done = subprocess.run(
         f"ulimit -l 64; exec setpriv --reuid=65534 --regid=65534 --clear-groups {PROGRAM} bench "
-        "--sizes 8M --iterations 3 --threads 1 --json results.json", shell=True, cwd=ferry.place,
-        env=ferry.env | {"HOME": "/nonexistent"}, capture_output=True, text=True, timeout=60)
+        "--sizes 8M --iterations 3 --threads 1 --json results.json",
+        shell=True,
+        cwd=ferry.place,
+        env=ferry.env | {"HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     if "ermission denied" in done.stderr or "not permitted" in done.stderr:
         pytest.skip("an ordinary user cannot reach the program here")
     assert "could not be page-locked" in done.stdout, done.stdout + done.stderr

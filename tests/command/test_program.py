@@ -4,7 +4,6 @@ import re
 import subprocess
 
 import pytest
-
 from conftest import PROGRAM, ROOT
 
 COMMANDS = ["bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion"]
@@ -53,7 +52,7 @@ def complete(script, *words):
     """What bash would offer for the last word."""
     line = " ".join(words)
     program = f"""{script}
-COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}
+COMP_WORDS=({" ".join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}
 COMP_LINE={line!r}; _tensorferry; printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -69,16 +68,19 @@ def test_bash_completes_commands_and_flags(ferry):
 
 def flags_of(ferry, command):
     """As the shell completion lists them."""
-    (line,) = re.findall(rf'^    {command}\) words="(.*)" ;;$', ferry("completion", "bash").stdout,
-                         re.MULTILINE)
+    (line,) = re.findall(
+        rf'^    {command}\) words="(.*)" ;;$', ferry("completion", "bash").stdout, re.MULTILINE
+    )
     return set(line.split()) - {"--help"}
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one != "completion"])
 def test_the_documents_name_every_flag_and_no_other(ferry, command):
     page = ROOT / "docs" / ("sweep.md" if command == "point" else f"{command}.md")
-    written = {flag.replace("_", "-")
-               for flag in re.findall(r"`[^`\n]*?(--[a-z][a-z_-]*)", page.read_text())}
+    written = {
+        flag.replace("_", "-")
+        for flag in re.findall(r"`[^`\n]*?(--[a-z][a-z_-]*)", page.read_text())
+    }
     known = set().union(*(flags_of(ferry, one) for one in COMMANDS))
     named = {flag.replace("_", "-") for flag in re.findall(r"--[a-z][a-z_-]*", page.read_text())}
     assert flags_of(ferry, command) <= named
@@ -90,5 +92,11 @@ def test_the_program_stands_alone():
     """It needs glibc and the C++ runtime, and no library of ours."""
     listed = subprocess.run(["readelf", "-d", PROGRAM], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", listed.stdout))
-    assert needed <= {"libc", "libm", "libgcc_s", "libstdc++", "ld-linux-x86-64",
-                      "ld-linux-aarch64"}
+    assert needed <= {
+        "libc",
+        "libm",
+        "libgcc_s",
+        "libstdc++",
+        "ld-linux-x86-64",
+        "ld-linux-aarch64",
+    }

@@ -14,8 +14,13 @@ import pytest
 
 sweep = pytest.importorskip("tensorferry.sweep")
 
-SPACE = {"block_size": ["128K", "1M"], "queue_depth": [4, 16], "overlap_events": [True, False],
-         "io_parallel": [1, 2], "single_submit": [False, True]}
+SPACE = {
+    "block_size": ["128K", "1M"],
+    "queue_depth": [4, 16],
+    "overlap_events": [True, False],
+    "io_parallel": [1, 2],
+    "single_submit": [False, True],
+}
 
 # Does what `tensorferry point` says it does, and keeps what it was given and saw.
 STAND_IN = """#!{python}
@@ -72,6 +77,7 @@ def command(request):
 @pytest.fixture
 def config(tmp_path):
     """config(space, ...) is a SweepConfig over two directories of its own."""
+
     def make(space=None, **members):
         nvme = tmp_path / "nv me"
         nvme.mkdir(exist_ok=True)
@@ -79,9 +85,18 @@ def config(tmp_path):
         if space is not None:
             file = tmp_path / "space.json"
             file.write_text(json.dumps(space))
-        args = {"nvme_dir": str(nvme), "io_size": "4M", "sweep_config": file, "no_read": False,
-                "no_write": False, "no_sudo": True, "log_dir": str(tmp_path / "logs"), "loops": 1}
+        args = {
+            "nvme_dir": str(nvme),
+            "io_size": "4M",
+            "sweep_config": file,
+            "no_read": False,
+            "no_write": False,
+            "no_sudo": True,
+            "log_dir": str(tmp_path / "logs"),
+            "loops": 1,
+        }
         return sweep.SweepConfig(argparse.Namespace(**args | members))
+
     return make
 
 
@@ -97,6 +112,7 @@ def logs(config, direction):
 
 def parsed(folder, direction):
     """{fields of the file's name: speed}, the way parse_aio_stats.py does it."""
+
     def value(field):
         if field[0] in "tpd":
             return int(field[1:])
@@ -121,20 +137,30 @@ def test_every_point_leaves_a_log_that_deepspeed_s_parser_reads(command, config,
     assert run(asked, direction) == 0
     speeds = parsed(asked.log_dir, direction)
     assert set(speeds) == {
-        (direction, submit, mode, 1, workers, depth, block) for submit, mode, workers, depth, block
-        in itertools.product(("single", "block"), ("overlap", "sequential"), (1, 2), (4, 16),
-                             (131072, 1048576))
+        (direction, submit, mode, 1, workers, depth, block)
+        for submit, mode, workers, depth, block in itertools.product(
+            ("single", "block"), ("overlap", "sequential"), (1, 2), (4, 16), (131072, 1048576)
+        )
     }
     assert all(speed > 0 for speed in speeds.values())
     assert os.listdir(asked.nvme_dir) == []
 
 
 def test_logs_are_named_as_deepspeed_names_them(stand_in, config):
-    asked = config({"block_size": ["256K", "1M"], "queue_depth": [16], "overlap_events": [True],
-                    "io_parallel": [2], "single_submit": [False]})
+    asked = config(
+        {
+            "block_size": ["256K", "1M"],
+            "queue_depth": [16],
+            "overlap_events": [True],
+            "io_parallel": [2],
+            "single_submit": [False],
+        }
+    )
     run(asked, "read")
-    assert logs(asked, "read") == ["read_block_overlap_t1_p2_d16_bs1M.txt",
-                                   "read_block_overlap_t1_p2_d16_bs256K.txt"]
+    assert logs(asked, "read") == [
+        "read_block_overlap_t1_p2_d16_bs1M.txt",
+        "read_block_overlap_t1_p2_d16_bs256K.txt",
+    ]
 
 
 def test_the_read_file_is_made_once_of_random_bytes(stand_in, config):
@@ -147,23 +173,44 @@ def test_the_read_file_is_made_once_of_random_bytes(stand_in, config):
 
 
 def test_a_point_is_told_everything(stand_in, config):
-    run(config({"block_size": ["1M"], "queue_depth": [32], "overlap_events": [True],
-                "io_parallel": [8], "single_submit": [True], "engine": ["libaio"]}, loops=3),
-        "write")
+    run(
+        config(
+            {
+                "block_size": ["1M"],
+                "queue_depth": [32],
+                "overlap_events": [True],
+                "io_parallel": [8],
+                "single_submit": [True],
+                "engine": ["libaio"],
+            },
+            loops=3,
+        ),
+        "write",
+    )
     (call,) = stand_in()
-    assert {name: call[name] for name in ("io_size", "loops", "block_size", "queue_depth",
-                                          "io_parallel", "engine")} == {
-        "io_size": "4M", "loops": "3", "block_size": "1M", "queue_depth": "32",
-        "io_parallel": "8", "engine": "libaio"}
+    assert {
+        name: call[name]
+        for name in ("io_size", "loops", "block_size", "queue_depth", "io_parallel", "engine")
+    } == {
+        "io_size": "4M",
+        "loops": "3",
+        "block_size": "1M",
+        "queue_depth": "32",
+        "io_parallel": "8",
+        "engine": "libaio",
+    }
     assert call["overlap_events"] and call["single_submit"] and not call["sequential_requests"]
 
 
-@pytest.mark.parametrize("space, modes", [
-    ({"overlap_events": [True, False]}, ["overlap", "sequential"]),
-    ({"sequential_requests": [True, False]}, ["sequential", "overlap"]),
-    ({"sequential_requests": [False]}, ["overlap"]),
-    ({"queue_depth": [4]}, ["sequential"]),
-])
+@pytest.mark.parametrize(
+    "space, modes",
+    [
+        ({"overlap_events": [True, False]}, ["overlap", "sequential"]),
+        ({"sequential_requests": [True, False]}, ["sequential", "overlap"]),
+        ({"sequential_requests": [False]}, ["overlap"]),
+        ({"queue_depth": [4]}, ["sequential"]),
+    ],
+)
 def test_sequential_requests_is_overlap_events_turned_round(stand_in, config, space, modes):
     asked = config(space)
     run(asked, "read")
@@ -212,10 +259,20 @@ def test_the_example_of_the_module_runs():
 def test_cmd_lines_are_the_whole_product():
     lines = sweep.get_sweep_cmd_lines(SPACE)
     assert len(lines) == 32 and len(set(map(tuple, lines))) == 32
-    assert lines[0] == ["--block_size 128K", "--queue_depth 4", "--overlap_events",
-                        "--io_parallel 1", " "]
-    assert lines[-1] == ["--block_size 1M", "--queue_depth 16", " ", "--io_parallel 2",
-                         "--single_submit"]
+    assert lines[0] == [
+        "--block_size 128K",
+        "--queue_depth 4",
+        "--overlap_events",
+        "--io_parallel 1",
+        " ",
+    ]
+    assert lines[-1] == [
+        "--block_size 1M",
+        "--queue_depth 16",
+        " ",
+        "--io_parallel 2",
+        "--single_submit",
+    ]
 
 
 def test_the_config_has_deepspeed_s_attributes(config):
@@ -264,7 +321,8 @@ def test_the_command_beside_python_comes_before_the_path(tmp_path, monkeypatch):
 def test_a_missing_command_says_what_to_do(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "TENSORFERRY_COMMAND"}
     env["TENSORFERRY_COMMAND"] = str(tmp_path / "none")
-    done = subprocess.run([sys.executable, "-m", "tensorferry.sweep"], env=env, text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorferry.sweep"], env=env, text=True, capture_output=True
+    )
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "TENSORFERRY_COMMAND is" in done.stderr and "unset it" in done.stderr

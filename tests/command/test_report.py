@@ -19,15 +19,33 @@ import examples
 pytest.importorskip("plotly")
 report = pytest.importorskip("tensorferry.report")
 
-HOSTILE = ("</script><script>alert(1)</script><img src=http://x.test/ onerror=alert(2)>"
-           "\"'&$%{x}\u2028")
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=http://x.test/ onerror=alert(2)>\"'&$%{x}\u2028"
+)
 PLOTS = {
-    "bench": {f"run-1-{name}" for name in (
-        "bandwidth", "histogram-read", "histogram-write", "percentiles-read", "percentiles-write",
-        "time-read", "time-write")},
-    "sweep": {f"run-1-{name}" for name in (
-        "map-read-0", "map-read-1", "map-write-0", "map-write-1", "workers-read",
-        "workers-write")},
+    "bench": {
+        f"run-1-{name}"
+        for name in (
+            "bandwidth",
+            "histogram-read",
+            "histogram-write",
+            "percentiles-read",
+            "percentiles-write",
+            "time-read",
+            "time-write",
+        )
+    },
+    "sweep": {
+        f"run-1-{name}"
+        for name in (
+            "map-read-0",
+            "map-read-1",
+            "map-write-0",
+            "map-write-1",
+            "workers-read",
+            "workers-write",
+        )
+    },
     "tune": {"run-1-path"},
 }
 
@@ -55,8 +73,11 @@ class Document(HTMLParser):
             self.labels[self._plot] = attributes.get("aria-label", "")
         if "main-svg" in (attributes.get("class") or "").split() and self._plot:
             self.drawn.add(self._plot)
-        self.links += [(tag, value) for name, value in attributes.items()
-                       if name in ("src", "href", "xlink:href", "action", "srcset", "poster")]
+        self.links += [
+            (tag, value)
+            for name, value in attributes.items()
+            if name in ("src", "href", "xlink:href", "action", "srcset", "poster")
+        ]
 
     def handle_endtag(self, tag):
         if tag == self._silent:
@@ -70,6 +91,7 @@ class Document(HTMLParser):
 @pytest.fixture
 def make(tmp_path):
     """make(results, ...) returns the page's path; each of them is a file r0.json, r1.json, ..."""
+
     def page(*all_results, names=None):
         paths = []
         for index, results in enumerate(all_results):
@@ -79,6 +101,7 @@ def make(tmp_path):
         output = tmp_path / "report.html"
         assert report.main([*paths, "-o", str(output)]) == 0
         return output
+
     return page
 
 
@@ -93,16 +116,29 @@ def browser():
 @pytest.fixture
 def opened(browser, tmp_path):
     """opened(path) is the Document after its scripts ran; anything in the console is a failure."""
+
     def look(path, *flags):
         done = subprocess.run(
-            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-             f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000", *flags,
-             "--dump-dom", path.as_uri()],
-            capture_output=True, text=True, timeout=120,
+            [
+                browser,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--enable-logging=stderr",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--virtual-time-budget=10000",
+                *flags,
+                "--dump-dom",
+                path.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert not said, "\n".join(said)
         return Document(done.stdout)
+
     return look
 
 
@@ -114,8 +150,12 @@ def test_every_plot_is_drawn(make, opened, command):
 
 
 def test_runs_of_one_command_are_compared(make, opened):
-    page = make(examples.bench(), examples.bench(seed=7), examples.bench(seed=8, speed=1.5),
-                names=["before.json", "again.json", "after.json"])
+    page = make(
+        examples.bench(),
+        examples.bench(seed=7),
+        examples.bench(seed=8, speed=1.5),
+        names=["before.json", "again.json", "after.json"],
+    )
     document = opened(page)
     assert {"compare-bench-read", "compare-bench-write", "run-3-bandwidth"} <= document.drawn
     # The same drive measured twice is even, a quicker one is not.
@@ -124,8 +164,15 @@ def test_runs_of_one_command_are_compared(make, opened):
 
 
 def test_sweeps_and_tunes_are_compared_too(make, opened):
-    document = opened(make(examples.sweep(), examples.sweep(speed=0.5), examples.tune(),
-                           examples.tune(speed=1.3), examples.bench()))
+    document = opened(
+        make(
+            examples.sweep(),
+            examples.sweep(speed=0.5),
+            examples.tune(),
+            examples.tune(speed=1.3),
+            examples.bench(),
+        )
+    )
     assert {"compare-sweep-read", "compare-sweep-write"} <= document.drawn
     assert re.search(r"r1\.json [\d.]+ [\d. to]+ 0\.5\d* [\d. to]+ slower", document.text)
     assert re.search(r"r3\.json read [\d.]+ GB/s 1\.[23]\d* [\d. to]+ faster", document.text)
@@ -133,8 +180,10 @@ def test_sweeps_and_tunes_are_compared_too(make, opened):
 
 
 def test_without_intervals_nothing_is_called_faster(make):
-    for slow, quick in ((examples.bench(samples=1), examples.bench(samples=1, speed=3)),
-                        (examples.sweep(loops=1), examples.sweep(loops=1, speed=3))):
+    for slow, quick in (
+        (examples.bench(samples=1), examples.bench(samples=1, speed=3)),
+        (examples.sweep(loops=1), examples.sweep(loops=1, speed=3)),
+    ):
         text = Document(make(slow, quick).read_text()).text
         assert "no interval, so not known" in text
         assert not re.search(r"\bfaster\b(?!\.)", text)
@@ -143,8 +192,14 @@ def test_without_intervals_nothing_is_called_faster(make):
 def test_the_page_has_what_was_measured(make):
     results = examples.bench()
     document = Document(make(results).read_text())
-    for text in ("Samsung SSD 990 PRO 2TB (nvme0n1)", "ferry-01", "15 November 2026, 10:52 UTC",
-                 "registered buffers and files", "the drive counted as many bytes", "0.0810"):
+    for text in (
+        "Samsung SSD 990 PRO 2TB (nvme0n1)",
+        "ferry-01",
+        "15 November 2026, 10:52 UTC",
+        "registered buffers and files",
+        "the drive counted as many bytes",
+        "0.0810",
+    ):
         assert text in document.text
     for one in results["series"]:
         assert f"{one['latency_seconds']['mean'] * 1e3:.3g}" in document.text
@@ -162,7 +217,10 @@ def test_the_tuner_s_setting_can_be_copied(make):
     aio = json.loads(html.unescape(block))["aio"]
     best = results["best"]
     assert (aio["block_size"], aio["queue_depth"], aio["intra_op_parallelism"]) == (
-        best["block_bytes"], best["queue_depth"], best["workers"])
+        best["block_bytes"],
+        best["queue_depth"],
+        best["workers"],
+    )
     assert aio["overlap_events"] is True and aio["single_submit"] is False
 
 
@@ -181,14 +239,17 @@ def test_plotly_is_there_once_and_nothing_is_fetched(make, opened):
     assert "default-src 'none'" in page.read_text()
 
 
-@pytest.mark.parametrize("scheme, paper", [(0, "20, 23, 26"), (1, "251, 251, 249")],
-                         ids=["dark", "light"])
+@pytest.mark.parametrize(
+    "scheme, paper", [(0, "20, 23, 26"), (1, "251, 251, 249")], ids=["dark", "light"]
+)
 def test_plots_follow_the_colour_scheme(make, opened, scheme, paper, tmp_path):
     page = make(examples.tune())
     # The colour of the page and of the lines in its plots, as the browser has worked them out.
-    probe = ("<script>addEventListener('load', () => { document.title = "
-             "getComputedStyle(document.body).backgroundColor + ' ' + "
-             "getComputedStyle(document.querySelector('.gridlayer path')).stroke })</script>")
+    probe = (
+        "<script>addEventListener('load', () => { document.title = "
+        "getComputedStyle(document.body).backgroundColor + ' ' + "
+        "getComputedStyle(document.querySelector('.gridlayer path')).stroke })</script>"
+    )
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', probe, page.read_text())
     (tmp_path / "probe.html").write_text(text)
     document = opened(tmp_path / "probe.html", f"--blink-settings=preferredColorScheme={scheme}")
@@ -218,21 +279,34 @@ def test_the_page_is_as_wide_as_a_phone(make, opened, command, tmp_path):
     results = getattr(examples, command)()
     results["machine"]["host"] = "x" * 200
     page = make(results, results)
-    probe = ("<script>addEventListener('load', () => parent.postMessage("
-             "document.documentElement.scrollWidth + ' of ' + innerWidth, '*'))</script>")
+    probe = (
+        "<script>addEventListener('load', () => parent.postMessage("
+        "document.documentElement.scrollWidth + ' of ' + innerWidth, '*'))</script>"
+    )
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', probe, page.read_text())
     (tmp_path / "probe.html").write_text(text)
     # A window has a least width; a frame has none.
     (tmp_path / "phone.html").write_text(
         "<script>onmessage = (event) => document.title = event.data</script>"
-        "<iframe src=probe.html style='width: 360px; height: 800px; border: 0'></iframe>")
+        "<iframe src=probe.html style='width: 360px; height: 800px; border: 0'></iframe>"
+    )
     assert "360 of 360" in opened(tmp_path / "phone.html", "--hide-scrollbars").text
 
 
 def spoil(value):
     """The same results, with a hostile text in place of each that may be any."""
-    kept = ("read", "write", "ok", "failed", "overlap", "sequential", "bench", "sweep", "tune",
-            "tensorferry-results")
+    kept = (
+        "read",
+        "write",
+        "ok",
+        "failed",
+        "overlap",
+        "sequential",
+        "bench",
+        "sweep",
+        "tune",
+        "tensorferry-results",
+    )
     if isinstance(value, dict):
         return {name: spoil(member) for name, member in value.items()}
     if isinstance(value, list):
@@ -318,21 +392,28 @@ def unknown_scores(results):
     return results
 
 
-@pytest.mark.parametrize("results", [
-    pytest.param(examples.bench(samples=1), id="one-sample"),
-    pytest.param(examples.bench(series=[], complete=False), id="no-series"),
-    pytest.param(nothing_but_nan(examples.bench(samples=3)), id="nothing-but-nan"),
-    pytest.param(some_nan(examples.bench(samples=5)), id="some-nan"),
-    pytest.param(examples.sweep(points=[], complete=False), id="no-points"),
-    pytest.param(all_failed(examples.sweep()), id="all-failed"),
-    pytest.param(examples.sweep(workers=(1,), loops=1), id="one-worker"),
-    pytest.param(examples.sweep(engines=("io_uring", "threads"), directories=("/a", "/b")),
-                 id="engines-and-directories"),
-    pytest.param(examples.tune(rounds=[], best=None, default=None, complete=False), id="no-rounds"),
-    pytest.param(unknown_scores(examples.tune()), id="unknown-scores"),
-    pytest.param(examples.tune(objective="latency"), id="latency"),
-    pytest.param(examples.bench(places=[], machine={}, settings={}), id="unknown-machine"),
-])
+@pytest.mark.parametrize(
+    "results",
+    [
+        pytest.param(examples.bench(samples=1), id="one-sample"),
+        pytest.param(examples.bench(series=[], complete=False), id="no-series"),
+        pytest.param(nothing_but_nan(examples.bench(samples=3)), id="nothing-but-nan"),
+        pytest.param(some_nan(examples.bench(samples=5)), id="some-nan"),
+        pytest.param(examples.sweep(points=[], complete=False), id="no-points"),
+        pytest.param(all_failed(examples.sweep()), id="all-failed"),
+        pytest.param(examples.sweep(workers=(1,), loops=1), id="one-worker"),
+        pytest.param(
+            examples.sweep(engines=("io_uring", "threads"), directories=("/a", "/b")),
+            id="engines-and-directories",
+        ),
+        pytest.param(
+            examples.tune(rounds=[], best=None, default=None, complete=False), id="no-rounds"
+        ),
+        pytest.param(unknown_scores(examples.tune()), id="unknown-scores"),
+        pytest.param(examples.tune(objective="latency"), id="latency"),
+        pytest.param(examples.bench(places=[], machine={}, settings={}), id="unknown-machine"),
+    ],
+)
 def test_odd_results_make_a_page(make, opened, results):
     document = opened(make(results, results))
     assert len(document.drawn) == len(document.labels)
@@ -342,21 +423,24 @@ def changed(**members):
     return json.dumps(examples.bench(samples=2) | members)
 
 
-@pytest.mark.parametrize("text, said", [
-    ("not json", "not JSON"),
-    ("", "not JSON"),
-    ("[" * 100_000, "not JSON"),
-    ("\x00\xff", "not JSON"),
-    ("[1, 2]", "not results"),
-    ('{"traceEvents": []}', "not results"),
-    (changed(version=2), "update tensorferry"),
-    (changed(version="1"), "update tensorferry"),
-    (changed(command="dance"), "unknown command"),
-    (changed(series={}), "series is not a list"),
-    (changed(series=[{}]), "series[0].direction is missing"),
-    (changed(places=None), "places is not a list"),
-    (changed(complete="yes"), "complete is not true or false"),
-])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("not json", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("\x00\xff", "not JSON"),
+        ("[1, 2]", "not results"),
+        ('{"traceEvents": []}', "not results"),
+        (changed(version=2), "update tensorferry"),
+        (changed(version="1"), "update tensorferry"),
+        (changed(command="dance"), "unknown command"),
+        (changed(series={}), "series is not a list"),
+        (changed(series=[{}]), "series[0].direction is missing"),
+        (changed(places=None), "places is not a list"),
+        (changed(complete="yes"), "complete is not true or false"),
+    ],
+)
 def test_a_wrong_file_is_one_line_and_no_page(tmp_path, capsys, text, said):
     path, output = tmp_path / "r.json", tmp_path / "report.html"
     path.write_text(text, encoding="latin-1")

@@ -53,6 +53,7 @@ def without(*path):
         for step in path[:-1]:
             results = results[step]
         del results[path[-1]]
+
     return change
 
 
@@ -61,6 +62,7 @@ def with_value(value, *path):
         for step in path[:-1]:
             results = results[step]
         results[path[-1]] = value
+
     return change
 
 

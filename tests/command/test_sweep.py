@@ -8,7 +8,6 @@ import signal
 import subprocess
 
 import pytest
-
 from conftest import PROGRAM
 from test_results import validate
 
@@ -83,7 +82,10 @@ def test_a_command_line_can_be_repeated_by_hand(ferry, space):
 def test_phases_can_be_left_out(ferry, space):
     ferry("sweep", *space, "--no_read", "--log_dir", "w")
     assert sorted(path.name for path in (ferry.place / "w").iterdir()) == [
-        "results.csv", "results.json", "write"]
+        "results.csv",
+        "results.json",
+        "write",
+    ]
     ferry("sweep", *space, "--no_read", "--no_write", code=2)
 
 
@@ -115,7 +117,8 @@ def test_engines_and_directories_get_a_folder_each(ferry, space):
 def test_a_failing_point_is_reported_and_passed_over(ferry, space):
     """More requests than the system allows libaio."""
     (ferry.place / "space.json").write_text(
-        json.dumps({"queue_depth": [4, 4096], "io_parallel": [128], "engine": ["libaio"]}))
+        json.dumps({"queue_depth": [4, 4096], "io_parallel": [128], "engine": ["libaio"]})
+    )
     done = ferry("sweep", *space, "--no_write", code=1)
     ok, failed = results_in(ferry.place / "aio_perf_sweep")["points"]
     assert (ok["status"], failed["status"]) == ("ok", "failed")
@@ -143,7 +146,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(ferry, space):
     said = ferry("sweep", *space, "--io_size", "64M", "--loops", "5").stdout
     assert f"{len(before['points'])} of 32 points are done" in said
     after = results_in(logs)
-    assert after["complete"] and after["points"][:len(times)] == before["points"]
+    assert after["complete"] and after["points"][: len(times)] == before["points"]
     assert {path: path.stat().st_mtime_ns for path in times} == times
     # A finished sweep, another one, and --restart begin anew.
     assert "are done" not in ferry("sweep", *space, "--io_size", "64M", "--loops", "5").stdout
@@ -155,19 +158,34 @@ def test_without_root_it_says_that_reads_are_direct(ferry, space):
     for folder in list(ferry.place.parents)[:3]:
         os.chmod(folder, 0o755)
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM, "sweep",
-         *[word for word in space if word != "--no_sudo"], "--no_write"],
-        cwd=ferry.place, env=ferry.env | {"HOME": "/nonexistent"}, capture_output=True, text=True,
-        timeout=240)
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            PROGRAM,
+            "sweep",
+            *[word for word in space if word != "--no_sudo"],
+            "--no_write",
+        ],
+        cwd=ferry.place,
+        env=ferry.env | {"HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     if "Permission denied" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip("an ordinary user cannot reach the program here")
     assert "reads are direct anyway" in done.stdout, done.stdout + done.stderr
 
 
 def test_bad_spaces_are_refused_before_anything_is_written(ferry, space):
-    for text, word in (('{"blok_size": [1]}', "blok_size"), ("{oops", "space.json"),
-                       ('{"queue_depth": ["x"]}', "queue_depth"),
-                       ('{"queue_depth": ' + "[" * 200_000 + "]" * 200_000 + "}", "nested")):
+    for text, word in (
+        ('{"blok_size": [1]}', "blok_size"),
+        ("{oops", "space.json"),
+        ('{"queue_depth": ["x"]}', "queue_depth"),
+        ('{"queue_depth": ' + "[" * 200_000 + "]" * 200_000 + "}", "nested"),
+    ):
         (ferry.place / "space.json").write_text(text)
         assert word in ferry("sweep", *space, code=1).stderr
     assert not (ferry.place / "aio_perf_sweep").exists()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from test_results import validate
 
 KEYS = {"block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"}
@@ -19,10 +18,18 @@ def aio_in(text):
 
 def handle_in(ferry, **env):
     """(engine, reason) of a new process."""
-    code = ("import tensorferry\nh = tensorferry.Handle()\nh.write(b'x' * 2**21, 'f').wait()\n"
-            "print(h.engine); print(h.engine_reason)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ferry.place, env=ferry.env | env,
-                          capture_output=True, text=True, check=True)
+    code = (
+        "import tensorferry\nh = tensorferry.Handle()\nh.write(b'x' * 2**21, 'f').wait()\n"
+        "print(h.engine); print(h.engine_reason)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ferry.place,
+        env=ferry.env | env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
@@ -55,8 +62,9 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     (profile,) = (ferry.place / "profiles").iterdir()
     assert str(profile) == results["profile"] and str(profile) in said
     kept = dict(line.split() for line in profile.read_text().splitlines() if line[0] != "#")
-    assert kept == {name: str(best[name])
-                    for name in ("engine", "block_bytes", "queue_depth", "workers")}
+    assert kept == {
+        name: str(best[name]) for name in ("engine", "block_bytes", "queue_depth", "workers")
+    }
     engine, reason = handle_in(ferry)
     assert engine == best["engine"] and "profile" in reason
     assert "profile" not in handle_in(ferry, TENSORFERRY_PROFILES="")[1]
@@ -72,8 +80,11 @@ def test_the_settings_of_a_profile_are_used(ferry):
     assert engine == "threads" and "profile" in reason
     events = json.loads((ferry.place / "trace.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
-    sizes = {one["args"]["bytes"] for one in events
-             if one.get("cat") == "request" or "request" in one.get("name", "")}
+    sizes = {
+        one["args"]["bytes"]
+        for one in events
+        if one.get("cat") == "request" or "request" in one.get("name", "")
+    }
     assert sizes == {262144}
     profile.write_text("engine threads\nblock_bytes nonsense\n")
     engine, reason = handle_in(ferry)
@@ -83,14 +94,27 @@ def test_the_settings_of_a_profile_are_used(ferry):
 def test_a_configuration_keeps_the_rest(ferry):
     config = ferry.place / "ds_config.json"
     aio = {"use_gds": False, "other": [1], "thread_count": 3}
-    config.write_text(json.dumps({"train_batch_size": 8, "aio": aio,
-                                  "zero_optimization": {"stage": 3, "x": 1e9}}, indent=4))
-    ferry("tune", ".", "--seconds", "5", "--objective", "read", "--write-config", config,
-          "--no-profile")
+    config.write_text(
+        json.dumps(
+            {"train_batch_size": 8, "aio": aio, "zero_optimization": {"stage": 3, "x": 1e9}},
+            indent=4,
+        )
+    )
+    ferry(
+        "tune",
+        ".",
+        "--seconds",
+        "5",
+        "--objective",
+        "read",
+        "--write-config",
+        config,
+        "--no-profile",
+    )
     made = json.loads(config.read_text())
     assert made["train_batch_size"] == 8 and made["zero_optimization"] == {"stage": 3, "x": 1e9}
     assert made["aio"]["use_gds"] is False and made["aio"]["other"] == [1]
-    assert KEYS <= set(made["aio"]) and made["aio"]["overlap_events"] is True
+    assert set(made["aio"]) >= KEYS and made["aio"]["overlap_events"] is True
     assert "thread_count" not in made["aio"]  # a configuration may say it once only
     assert not (ferry.place / "profiles").exists()
 
@@ -131,8 +155,11 @@ def test_wrong_usage(ferry):
 def test_results_and_configuration_cannot_be_one_file(ferry):
     (ferry.place / "config.json").write_text("{}")
     (ferry.place / "link.json").symlink_to("config.json")
-    for one, other in (("config.json", "./config.json"), ("config.json", "link.json"),
-                       ("new.json", "./new.json")):
+    for one, other in (
+        ("config.json", "./config.json"),
+        ("config.json", "link.json"),
+        ("new.json", "./new.json"),
+    ):
         done = ferry("tune", ".", "--json", one, "--write-config", other, code=2)
         assert "--write-config" in done.stderr
     assert (ferry.place / "config.json").read_text() == "{}"

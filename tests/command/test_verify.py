@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from conftest import PROGRAM
 from loop_mount import loop_mount
 
@@ -120,9 +119,21 @@ def test_every_pair_of_engines_has_its_turn_and_nothing_is_left(ferry):
 
 def test_an_engine_that_is_refused_is_skipped_with_the_reason(ferry):
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("without_io_uring.py"), PROGRAM, "verify",
-         ferry.place, "--size", "64K"],
-        capture_output=True, text=True, env=ferry.env, timeout=60, check=False)
+        [
+            sys.executable,
+            Path(__file__).with_name("without_io_uring.py"),
+            PROGRAM,
+            "verify",
+            ferry.place,
+            "--size",
+            "64K",
+        ],
+        capture_output=True,
+        text=True,
+        env=ferry.env,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^skipped: io_uring: .*seccomp", done.stdout, re.MULTILINE)
     assert not re.search(r"^io_uring", done.stdout, re.MULTILINE)
@@ -147,8 +158,10 @@ def test_a_duration_is_kept(ferry):
 
 def test_a_kept_file_passes_also_by_another_name(ferry):
     path = kept(ferry, "--engine", "threads", "--seed", "9")
-    assert "all 256 blocks are as they were written (generation 6)" in ferry(
-        "verify", "--check", path).stdout
+    assert (
+        "all 256 blocks are as they were written (generation 6)"
+        in ferry("verify", "--check", path).stdout
+    )
     other = path.rename(path.parent / "renamed")
     assert "(generation 6)" in ferry("verify", "--check", other).stdout
 
@@ -164,8 +177,10 @@ def test_each_planted_fault_is_found_and_named(ferry):
 
     put(path, 10 * BLOCK, block_of(path, 200))
     put(path, 200 * BLOCK, sound[10 * BLOCK : 11 * BLOCK])
-    assert check(ferry, path) == [("swapped block", 10 * BLOCK, BLOCK),
-                                  ("swapped block", 200 * BLOCK, BLOCK)]
+    assert check(ferry, path) == [
+        ("swapped block", 10 * BLOCK, BLOCK),
+        ("swapped block", 200 * BLOCK, BLOCK),
+    ]
     path.write_bytes(sound)
 
     put(path, 31 * BLOCK, block_of(old, 31))
@@ -214,8 +229,17 @@ def faulty_drive(tmp_path):
 
 @pytest.mark.parametrize("fault", ["lost write", "flipped bits", "read error"])
 def test_a_fault_of_the_drive_is_found_while_it_happens(ferry, faulty_drive, fault):
-    done = ferry("verify", ferry.place, "--size", "4M", "--engine", "threads", code=1, FAULT=fault,
-                 **faulty_drive)
+    done = ferry(
+        "verify",
+        ferry.place,
+        "--size",
+        "4M",
+        "--engine",
+        "threads",
+        code=1,
+        FAULT=fault,
+        **faulty_drive,
+    )
     planted = int(Path(faulty_drive["FAULT_LOG"]).read_text())
     [(kind, offset, length)] = faults(done.stderr)
     assert kind == fault

@@ -20,11 +20,15 @@ if __name__ == "__main__":
     words = sys.argv[1:]
     call = CALLS[words.pop(0)] if words[0] in CALLS else CALLS["io_uring_setup"]
     steps = ctypes.create_string_buffer(
-        step(LOAD_WORD, 0) + step(JUMP_IF_EQUAL, call, skip_if_not=1)
-        + step(RETURN, REFUSE) + step(RETURN, ALLOW))
+        step(LOAD_WORD, 0)
+        + step(JUMP_IF_EQUAL, call, skip_if_not=1)
+        + step(RETURN, REFUSE)
+        + step(RETURN, ALLOW)
+    )
     program = struct.pack("HxxxxxxP", 4, ctypes.addressof(steps))
     libc = ctypes.CDLL(None, use_errno=True)
-    if (libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-            or libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0)):
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or libc.prctl(
+        PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0
+    ):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     os.execv(words[0], words)

@@ -1,9 +1,8 @@
 """What the tests on a GPU share. They run where there is one: `make test-gpu`."""
 
 import pytest
-import torch
-
 import tensorferry
+import torch
 
 if not torch.cuda.is_available():
     pytest.exit("there is no GPU here that torch can use", returncode=1)

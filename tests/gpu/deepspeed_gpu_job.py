@@ -7,10 +7,9 @@ import gc
 import json
 import sys
 
-import torch
-
 import deepspeed
 import tensorferry
+import torch
 
 
 def main():
@@ -34,9 +33,7 @@ def main():
         engine.step()
         print("loss", step, loss.item().hex(), flush=True)
     handles = [o for o in gc.get_objects() if isinstance(o, tensorferry.aio_handle)]
-    moved = {
-        key: sum(h.stats()[key] for h in handles) for key in ("read_bytes", "written_bytes")
-    }
+    moved = {key: sum(h.stats()[key] for h in handles) for key in ("read_bytes", "written_bytes")}
     print("moved", json.dumps(moved), flush=True)
     torch.distributed.destroy_process_group()
 

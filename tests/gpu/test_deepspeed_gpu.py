@@ -69,7 +69,9 @@ def test_zero_infinity_on_a_gpu_gives_the_losses_of_offload_to_memory(tmp_path):
 
 
 def test_the_gds_builder_hands_out_our_gds_handle():
-    run(START + """
+    run(
+        START
+        + """
 import torch, tensorferry
 from deepspeed.ops.op_builder import GDSBuilder, AsyncIOBuilder
 assert GDSBuilder().is_compatible()
@@ -79,12 +81,15 @@ tensor = handle.new_pinned_device_tensor(1000, torch.empty(0, dtype=torch.float3
 assert tensor.is_cuda
 handle.free_pinned_device_tensor(tensor)
 assert AsyncIOBuilder().load().aio_handle is tensorferry.aio_handle
-""")
+"""
+    )
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_fast_file_writer_takes_tensors_of_a_gpu(tmp_path, double):
-    run(START + """
+    run(
+        START
+        + """
 import os, sys, torch
 from deepspeed.io import fast_file_writer
 from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -111,4 +116,7 @@ torch.save(model, writer, _use_new_zipfile_serialization=False)
 writer.close()
 back = torch.load(path, weights_only=True)
 assert all(torch.equal(back[name], model[name]) for name in model)
-""", tmp_path / "saved.pt", double)
+""",
+        tmp_path / "saved.pt",
+        double,
+    )

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import tensorferry
 import torch
 from gpu_tensors import MiB, bytes_of, random_bytes
-
-import tensorferry
 from tensorferry import _core
 
 U8 = torch.empty(0, dtype=torch.uint8)

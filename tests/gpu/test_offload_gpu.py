@@ -4,10 +4,9 @@ import copy
 import gc
 
 import pytest
+import tensorferry
 import torch
 from gpu_tensors import MiB
-
-import tensorferry
 
 OPTIONS = {"buffer_count": 3, "buffer_bytes": MiB}
 
@@ -86,7 +85,7 @@ def test_masters_of_halves_are_stepped_on_the_gpu(tmp_path, dtype):
     optimizer = tensorferry.optim.AdamW(
         model.parameters(), 1e-3, nvme_path=tmp_path, master_weights=True, **OPTIONS
     )
-    for step in range(5):
+    for _ in range(5):
         for param, master in zip(model.parameters(), masters):
             param.grad = torch.randn_like(param)
             master.grad = param.grad.float()
@@ -176,9 +175,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
         again = make_model()
         again.load_state_dict(saved["model"])
         if kind == "ours":
-            other = tensorferry.optim.AdamW(
-                again.parameters(), 1e-3, nvme_path=tmp_path, **OPTIONS
-            )
+            other = tensorferry.optim.AdamW(again.parameters(), 1e-3, nvme_path=tmp_path, **OPTIONS)
         else:
             other = torch.optim.AdamW(again.parameters(), 1e-3, fused=True)
         other.load_state_dict(saved["optimizer"])
@@ -212,9 +209,7 @@ def test_inference_gives_the_same_bits(tmp_path, most):
     batch = torch.randn(64, 256, device="cuda")
     with torch.no_grad():
         expected = model(batch)
-    weights = tensorferry.offload.parameters(
-        model, tmp_path, max_gpu_bytes=most, keep_bytes=0
-    )
+    weights = tensorferry.offload.parameters(model, tmp_path, max_gpu_bytes=most, keep_bytes=0)
     for _ in range(5):
         with torch.no_grad():
             assert torch.equal(model(batch), expected)

@@ -25,8 +25,18 @@ def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
 
 def test_bench_moves_tensors_of_a_gpu(tmp_path):
     results = tmp_path / "results.json"
-    run("bench", "--gpu", "--nvme-path", tmp_path, "--sizes", "1M", "--iterations", "3",
-        "--json", results)
+    run(
+        "bench",
+        "--gpu",
+        "--nvme-path",
+        tmp_path,
+        "--sizes",
+        "1M",
+        "--iterations",
+        "3",
+        "--json",
+        results,
+    )
     found = json.loads(results.read_text())
     assert found["settings"]["memory"] == "gpu"
     assert {series["direction"] for series in found["series"]} == {"read", "write"}
@@ -34,11 +44,32 @@ def test_bench_moves_tensors_of_a_gpu(tmp_path):
 
 def test_sweep_moves_tensors_of_a_gpu(tmp_path):
     space = tmp_path / "space.json"
-    space.write_text(json.dumps({"block_size": ["1M"], "queue_depth": [16], "io_parallel": [1],
-                                 "overlap_events": [True], "single_submit": [False]}))
+    space.write_text(
+        json.dumps(
+            {
+                "block_size": ["1M"],
+                "queue_depth": [16],
+                "io_parallel": [1],
+                "overlap_events": [True],
+                "single_submit": [False],
+            }
+        )
+    )
     results = tmp_path / "results.json"
-    run("sweep", "--gpu", "--nvme_dir", tmp_path, "--sweep_config", space, "--io_size", "4M",
-        "--log_dir", tmp_path / "logs", "--json", results)
+    run(
+        "sweep",
+        "--gpu",
+        "--nvme_dir",
+        tmp_path,
+        "--sweep_config",
+        space,
+        "--io_size",
+        "4M",
+        "--log_dir",
+        tmp_path / "logs",
+        "--json",
+        results,
+    )
     found = json.loads(results.read_text())
     assert found["settings"]["memory"] == "gpu"
     assert all(point["status"] == "ok" for point in found["points"]) and found["points"]

@@ -11,11 +11,10 @@ import time
 import hypothesis
 import numpy as np
 import pytest
+import tensorferry
 import torch
 from gpu_tensors import MiB, busy, bytes_of, random_bytes
 from hypothesis import strategies as st
-
-import tensorferry
 from tensorferry import Handle, PinnedBuffer
 
 
@@ -37,8 +36,11 @@ def test_what_is_written_is_read(handle, path, size, offset):
             assert file.read() == bytes_of(source)
 
 
-@hypothesis.settings(max_examples=100, deadline=None,
-                     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 @hypothesis.given(
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16, torch.complex128,
                            torch.float8_e5m2, torch.bool]),

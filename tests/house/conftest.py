@@ -44,7 +44,11 @@ def run(*command, **options):
     """Runs a command that must succeed and returns what it printed."""
     done = subprocess.run(
         [str(word) for word in command],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, **options,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        **options,
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
     return done.stdout

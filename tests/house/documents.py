@@ -30,8 +30,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "src/*/README.md", "tests/**/README.md",
-                    "benchmarks/*.md", "python/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "src/*/README.md",
+        "tests/**/README.md",
+        "benchmarks/*.md",
+        "python/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 BLOCK = re.compile(r"^((?:<!--.*-->\n)*)```([\w{}-]*)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -45,7 +51,7 @@ add_executable(my_program my_program.cc)
 STAND_INS = {
     "make": 'exec /usr/bin/make --no-print-directory -n -C {root} "$@" >/dev/null',
     "pip": 'cd {root} && exec {python} -m pip --quiet "$@" --dry-run --no-deps '
-           "--no-build-isolation",
+    "--no-build-isolation",
     "python": 'exec {python} "$@"',
     "tensorferry": 'exec {python} {root}/tests/house/little_work.py {command} "$@"',
 }
@@ -71,14 +77,20 @@ def blocks(name):
 
 
 def to_run(name):
-    return [block for block in blocks(name)
-            if block.language not in NO_CODE and "not run" not in block.marks]
+    return [
+        block
+        for block in blocks(name)
+        if block.language not in NO_CODE and "not run" not in block.marks
+    ]
 
 
 def left_alone(name):
     """(line, language, reason) of what is marked as not run."""
-    return [(block.line, block.language, block.marks["not run"]) for block in blocks(name)
-            if "not run" in block.marks]
+    return [
+        (block.line, block.language, block.marks["not run"])
+        for block in blocks(name)
+        if "not run" in block.marks
+    ]
 
 
 class Stage:
@@ -99,8 +111,15 @@ class Stage:
             "OMP_NUM_THREADS": "1",
             "CXXFLAGS": "-Wall -Wextra -Werror",
         }
-        self.compile = ["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror",
-                        f"-I{self.prefix}/include", f"-L{library}"]
+        self.compile = [
+            "c++",
+            "-std=c++20",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{self.prefix}/include",
+            f"-L{library}",
+        ]
         self.names = {"__name__": "document"}
         self.printed = self.raised = ""
         (self.place / ".bin").mkdir(parents=True)
@@ -164,8 +183,14 @@ class Stage:
 
 
 def run(*command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          stdin=subprocess.DEVNULL, timeout=120)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
     if done.returncode != 0:
         raise AssertionError(f"exit {done.returncode}\n{done.stdout}")
     return done.stdout

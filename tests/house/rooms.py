@@ -157,9 +157,7 @@ def judge_include(src, name, room, header, quoted):
         owner = PUBLIC_HEADERS.get(rest)
         if owner is None:
             return "this public header has no room"
-    elif not quoted:
-        return None
-    elif test and first == "support":
+    elif not quoted or test and first == "support":
         return None
     else:
         owner = first
@@ -268,8 +266,10 @@ def check_build(root):
         for path in cpp_files(folder):
             name = path.relative_to(folder).as_posix()
             # A list of programs may leave the ending to a function.
-            if path.suffix == ".cc" and name not in named and not (
-                folder.name in ("faults", "fuzz") and path.stem in named
+            if (
+                path.suffix == ".cc"
+                and name not in named
+                and not (folder.name in ("faults", "fuzz") and path.stem in named)
             ):
                 found.append(f"{path.relative_to(root)}: not named in {cmake_file}")
     return found

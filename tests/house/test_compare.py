@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import bench  # noqa: E402
 import compare  # noqa: E402
 import curves  # noqa: E402
 import page  # noqa: E402
@@ -24,6 +23,8 @@ from pairs import Target, figure, interval  # noqa: E402
 from peers import Peer, PeerMissing, Peers  # noqa: E402
 from progress import Progress  # noqa: E402
 from rows import NO_TIME, Row, speed  # noqa: E402
+
+import bench  # noqa: E402
 
 
 def test_the_interval_comes_from_order_statistics():
@@ -57,8 +58,14 @@ def test_less_time_is_ahead():
 
 
 def result(name, unit, low, ratio, high, pairs=20):
-    return {"name": name, "unit": unit, "low": low, "ratio": ratio, "high": high,
-            "pairs": [[ratio, 1.0]] * pairs}
+    return {
+        "name": name,
+        "unit": unit,
+        "low": low,
+        "ratio": ratio,
+        "high": high,
+        "pairs": [[ratio, 1.0]] * pairs,
+    }
 
 
 def a_run(*rows):
@@ -263,10 +270,31 @@ def test_the_rows_can_be_listed_without_measuring():
     )
     names = done.stdout.splitlines()
     assert len(names) == len(set(names))
-    for word in ("page-locked", "ordinary", "fio psync", "fio libaio", "DeepSpeed", "torch.load",
-                 "mmap", "safetensors", "fromfile", "fastsafetensors", "runai", "tensornvme",
-                 "kvikio", "two threads", "two processes", "10,000", "offset 7", "fresh memory",
-                 "CPU time", "page-locked memory", "import", "memcpy", "8 MiB"):
+    for word in (
+        "page-locked",
+        "ordinary",
+        "fio psync",
+        "fio libaio",
+        "DeepSpeed",
+        "torch.load",
+        "mmap",
+        "safetensors",
+        "fromfile",
+        "fastsafetensors",
+        "runai",
+        "tensornvme",
+        "kvikio",
+        "two threads",
+        "two processes",
+        "10,000",
+        "offset 7",
+        "fresh memory",
+        "CPU time",
+        "page-locked memory",
+        "import",
+        "memcpy",
+        "8 MiB",
+    ):
         assert any(word in name for name in names), word
 
 
@@ -294,10 +322,20 @@ def test_a_size_that_memory_cannot_hold_is_said_to_be_left_out(monkeypatch):
 
 
 RUN = {
-    "date": "today", "quick": False, "machine": {"command": "compare.py"},
+    "date": "today",
+    "quick": False,
+    "machine": {"command": "compare.py"},
     "rows": [
-        {"name": "a / b", "unit": "GB/s", "target": ">= 1", "ratio": 2.0, "low": 1.5, "high": 2.5,
-         "verdict": "holds", "pairs": [[2.0, 1.0], [4.0, 2.0], [3.0, 1.5]]},
+        {
+            "name": "a / b",
+            "unit": "GB/s",
+            "target": ">= 1",
+            "ratio": 2.0,
+            "low": 1.5,
+            "high": 2.5,
+            "verdict": "holds",
+            "pairs": [[2.0, 1.0], [4.0, 2.0], [3.0, 1.5]],
+        },
     ],
     "curves": [{"title": "T", "unit": "GB/s", "bytes": [4096, 8192], "lines": {"x": [1.0, 2.5]}}],
 }
@@ -307,9 +345,16 @@ def test_a_run_is_taken_into_the_page_where_its_rows_stand():
     rows = "| h |\n| - |\n| a / b |\n| gone / b | 1 |"
     curve = "| bytes | x, GB/s |\n| - | - |\n| 1 | 1 |"
     assert publish.with_results(f"words\n\n{rows}\n\n{curve}", RUN).split("\n") == [
-        "words", "", "| h |", "| - |",
-        "| a / b | 3 | 1.5 | GB/s | 2.000 | 1.500 to 2.500 | >= 1 | holds |", "",
-        "| bytes | x, GB/s |", "| - | - |", "| 4 KiB | 1 |", "| 8 KiB | 2.5 |",
+        "words",
+        "",
+        "| h |",
+        "| - |",
+        "| a / b | 3 | 1.5 | GB/s | 2.000 | 1.500 to 2.500 | >= 1 | holds |",
+        "",
+        "| bytes | x, GB/s |",
+        "| - | - |",
+        "| 4 KiB | 1 |",
+        "| 8 KiB | 2.5 |",
     ]
     with pytest.raises(SystemExit, match="a / b"):
         publish.with_results("no table", RUN)

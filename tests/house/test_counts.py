@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from conftest import ROOT, run
 
 COMPILER = "12"  # g++, whose code the budget is of
@@ -23,9 +22,17 @@ def test_the_calls_that_are_made_most_keep_to_their_budget(build_dir, cxx):
     if not program.is_file():
         pytest.skip(f"{program} is not built: run `make` first")
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "hot_paths.py", "--program", program,
-         "--directory", build_dir],
-        capture_output=True, text=True, timeout=300,
+        [
+            sys.executable,
+            ROOT / "benchmarks" / "hot_paths.py",
+            "--program",
+            program,
+            "--directory",
+            build_dir,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     print(done.stdout)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 import documents
+import pytest
 from conftest import ROOT
 
 # More than these would be a habit. `pytest -rP -k left_alone` lists them.
@@ -18,16 +17,24 @@ LEFT_ALONE_MOST = 3
 def plays(request, prefix, tmp_path_factory):
     """Future results of all pages that are asked for. Two at a time: much of it is waiting."""
     with ThreadPoolExecutor(2) as pool:
-        pages = [item.callspec.params["name"] for item in request.session.items
-                 if item.originalname == "test_the_blocks_run"]
-        yield {name: pool.submit(play, ROOT / name, prefix, tmp_path_factory.mktemp("page"))
-               for name in pages}
+        pages = [
+            item.callspec.params["name"]
+            for item in request.session.items
+            if item.originalname == "test_the_blocks_run"
+        ]
+        yield {
+            name: pool.submit(play, ROOT / name, prefix, tmp_path_factory.mktemp("page"))
+            for name in pages
+        }
 
 
 def play(page, prefix, place):
     return subprocess.run(
         [sys.executable, documents.__file__, page, place / "place", prefix],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
     )
 
 
@@ -59,14 +66,20 @@ def test_the_readme_has_a_program():
     assert any(block.language == "cpp" for block in documents.to_run("README.md"))
 
 
-@pytest.mark.parametrize("page, problem", [
-    ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
-    ("```python\nprint(1)\n```\n\n<!-- prints -->\n```text\n2\n```\n", "the document says"),
-    ("```python\n1 / 0\n```\n\n<!-- raises -->\n```text\nOSError: ...\n```\n", "the document says"),
-    ("```sh\nfalse | true\n```\n", "exit 1"),
-    ("```cpp\nint main() { return 3; }\n```\n", "exit 3"),
-    ("```json\n{'a': 1}\n```\n", "property name"),
-])
+@pytest.mark.parametrize(
+    "page, problem",
+    [
+        ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
+        ("```python\nprint(1)\n```\n\n<!-- prints -->\n```text\n2\n```\n", "the document says"),
+        (
+            "```python\n1 / 0\n```\n\n<!-- raises -->\n```text\nOSError: ...\n```\n",
+            "the document says",
+        ),
+        ("```sh\nfalse | true\n```\n", "exit 1"),
+        ("```cpp\nint main() { return 3; }\n```\n", "exit 3"),
+        ("```json\n{'a': 1}\n```\n", "property name"),
+    ],
+)
 def test_a_planted_fault_is_found(page, problem, prefix, tmp_path):
     (tmp_path / "page.md").write_text(page)
     done = play(tmp_path / "page.md", prefix, tmp_path)

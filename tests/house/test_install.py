@@ -5,7 +5,6 @@ import re
 import subprocess
 
 import pytest
-
 from conftest import run
 from rooms import ADAPTERS
 
@@ -121,8 +120,18 @@ def is_linked_dynamically(program):
 def test_a_cmake_consumer_builds_and_runs_with_both_libraries(consumer, prefix, cxx, version):
     (consumer / "CMakeLists.txt").write_text(CMAKE_CONSUMER.format(version=version))
     build = consumer / "build"
-    run("cmake", "-S", consumer, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
-        f"-DCMAKE_CXX_COMPILER={cxx}", "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF")
+    run(
+        "cmake",
+        "-S",
+        consumer,
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={cxx}",
+        "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF",
+    )
     run("cmake", "--build", build, "-j", "2")
     for program in ("shared_consumer", "static_consumer"):
         check_run(build / program, consumer, version)
@@ -135,16 +144,34 @@ def test_cmake_refuses_another_minor_version(consumer, prefix, cxx, version):
     wanted = f"{major}.{int(minor) + 1}"
     (consumer / "CMakeLists.txt").write_text(CMAKE_CONSUMER.format(version=wanted))
     done = subprocess.run(
-        ["cmake", "-S", consumer, "-B", consumer / "build", "-G", "Ninja",
-         f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={cxx}"],
-        capture_output=True, text=True, timeout=60)
+        [
+            "cmake",
+            "-S",
+            consumer,
+            "-B",
+            consumer / "build",
+            "-G",
+            "Ninja",
+            f"-DCMAKE_PREFIX_PATH={prefix}",
+            f"-DCMAKE_CXX_COMPILER={cxx}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode != 0 and f"{wanted}" in done.stderr
 
 
 def test_a_pkg_config_consumer_builds_and_runs(consumer, prefix, pkg_config, cxx, version):
     program = consumer / "consumer"
-    run(cxx, "-std=c++20", consumer / "consumer.cc", "-o", program,
-        *pkg_config("--cflags", "--libs"))
+    run(
+        cxx,
+        "-std=c++20",
+        consumer / "consumer.cc",
+        "-o",
+        program,
+        *pkg_config("--cflags", "--libs"),
+    )
     assert is_linked_dynamically(program)
     folder = library(prefix, "libtensorferry.so").parent
     output = run(program, cwd=consumer, env=os.environ | {"LD_LIBRARY_PATH": str(folder)})
@@ -153,8 +180,15 @@ def test_a_pkg_config_consumer_builds_and_runs(consumer, prefix, pkg_config, cxx
 
 def test_a_static_pkg_config_consumer_builds_and_runs(consumer, pkg_config, cxx, version):
     program = consumer / "consumer"
-    run(cxx, "-std=c++20", "-static", consumer / "consumer.cc", "-o", program,
-        *pkg_config("--cflags", "--libs", "--static"))
+    run(
+        cxx,
+        "-std=c++20",
+        "-static",
+        consumer / "consumer.cc",
+        "-o",
+        program,
+        *pkg_config("--cflags", "--libs", "--static"),
+    )
     check_run(program, consumer, version)
 
 
@@ -167,8 +201,16 @@ def test_each_public_header_compiles_alone(prefix, cxx, tmp_path):
     for header in headers:
         source = tmp_path / "alone.cc"
         source.write_text(f"#include <tensorferry/{header.name}>\n")
-        run(cxx, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
-            f"-I{prefix}/include", source)
+        run(
+            cxx,
+            "-std=c++20",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            f"-I{prefix}/include",
+            source,
+        )
 
 
 def test_nothing_but_the_public_headers_is_installed(root, prefix):
@@ -182,7 +224,7 @@ def test_the_version_is_the_same_everywhere(root, prefix, build_dir, pkg_config,
     assert pkg_config("--modversion") == [version]
     package = library(prefix, "tensorferryConfigVersion.cmake").read_text()
     assert f'set(PACKAGE_VERSION "{version}")' in package
-    assert (library(prefix, "libtensorferry.so").resolve().name == f"libtensorferry.so.{version}")
+    assert library(prefix, "libtensorferry.so").resolve().name == f"libtensorferry.so.{version}"
     for name in ("CMakeLists.txt", "cmake/library.cmake", "cmake/tensorferry.pc.in"):
         assert version not in (root / name).read_text(), f"{name} repeats the version"
     minor = version.rpartition(".")[0]
@@ -212,7 +254,13 @@ def test_the_shared_library_needs_only_the_system(prefix):
     needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
     # liburing and libaio are linked in; neither CUDA nor Python nor torch is known.
     assert {name.split(".")[0] for name in needed} <= {
-        "libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64", "ld-linux-aarch64"}
+        "libstdc++",
+        "libm",
+        "libgcc_s",
+        "libc",
+        "ld-linux-x86-64",
+        "ld-linux-aarch64",
+    }
 
 
 def exported_symbols(shared_library):
@@ -227,7 +275,8 @@ def exported_symbols(shared_library):
 def is_public(symbol):
     path = re.sub(r"^(?:vtable|typeinfo|typeinfo name) for ", "", symbol)
     return path.startswith("tensorferry::") and not path.startswith(
-        tuple(f"tensorferry::{room}::" for room in INNER_ROOMS))
+        tuple(f"tensorferry::{room}::" for room in INNER_ROOMS)
+    )
 
 
 def test_only_the_public_api_is_exported(prefix):
@@ -263,8 +312,11 @@ def imported_symbols(archive):
 
 
 def outcries(archive):
-    return [f"{member}: {name}" for member, name in imported_symbols(archive)
-            if OUTSPOKEN.fullmatch(name)]
+    return [
+        f"{member}: {name}"
+        for member, name in imported_symbols(archive)
+        if OUTSPOKEN.fullmatch(name)
+    ]
 
 
 def test_the_library_cannot_print_abort_or_exit(prefix):
@@ -274,13 +326,22 @@ def test_the_library_cannot_print_abort_or_exit(prefix):
 
 @pytest.mark.parametrize(
     "statement",
-    ['std::cerr << 1;', 'std::printf("%d", n);', 'std::puts("");', 'std::fputs("x", stderr);',
-     "std::abort();", "std::exit(n);", "::_exit(n);"],
+    [
+        "std::cerr << 1;",
+        'std::printf("%d", n);',
+        'std::puts("");',
+        'std::fputs("x", stderr);',
+        "std::abort();",
+        "std::exit(n);",
+        "::_exit(n);",
+    ],
 )
 def test_a_planted_outcry_is_found(tmp_path, cxx, statement):
     source = tmp_path / "loud.cc"
-    source.write_text("#include <unistd.h>\n#include <cstdio>\n#include <cstdlib>\n"
-                      "#include <iostream>\nvoid loud(int n) { (void)n; " + statement + " }\n")
+    source.write_text(
+        "#include <unistd.h>\n#include <cstdio>\n#include <cstdlib>\n"
+        "#include <iostream>\nvoid loud(int n) { (void)n; " + statement + " }\n"
+    )
     run(cxx, "-O2", "-c", source, "-o", tmp_path / "loud.o")
     run("ar", "rcs", tmp_path / "loud.a", tmp_path / "loud.o")
     assert outcries(tmp_path / "loud.a")

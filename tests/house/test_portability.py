@@ -4,7 +4,6 @@
 import shutil
 
 import pytest
-
 from conftest import ROOT, run
 
 COMPILER = "aarch64-linux-gnu-g++"
@@ -20,8 +19,20 @@ SOURCES = sorted(
 def compile_for_aarch64(source, tmp_path, *folders):
     if not shutil.which(COMPILER):
         pytest.skip(f"no {COMPILER}")
-    run(COMPILER, "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-c",
-        *(f"-I{folder}" for folder in folders), source, "-o", tmp_path / "object.o", cwd=ROOT)
+    run(
+        COMPILER,
+        "-std=c++20",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-c",
+        *(f"-I{folder}" for folder in folders),
+        source,
+        "-o",
+        tmp_path / "object.o",
+        cwd=ROOT,
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -16,12 +16,22 @@ NOBODY = 65534
 
 def as_nobody(*words, **variables):
     """Runs a program as a user without any rights."""
-    done = subprocess.run(
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--",
-         *map(str, words)],
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **variables}, cwd="/",
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-    return done
+    return subprocess.run(
+        [
+            "setpriv",
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+            "--",
+            *map(str, words),
+        ],
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **variables},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture
@@ -76,8 +86,12 @@ def theirs(place):
 def test_a_trace_is_made_for_its_owner_where_the_variable_counts(place, job, theirs):
     """What the other tests stand on: without privileges the same program traces."""
     plain = shutil.copy(job, place / "plain")
-    done = as_nobody(plain, theirs / "data", TENSORFERRY_TRACE=str(theirs / "trace.json"),
-                     TENSORFERRY_PROFILES="/profiles")
+    done = as_nobody(
+        plain,
+        theirs / "data",
+        TENSORFERRY_TRACE=str(theirs / "trace.json"),
+        TENSORFERRY_PROFILES="/profiles",
+    )
     assert f"user {NOBODY} as {NOBODY}, traced 1, profile /profiles/serial" in done.stdout, done
     facts = (theirs / "trace.json").stat()
     assert facts.st_uid == NOBODY and stat.S_IMODE(facts.st_mode) == 0o600 and facts.st_size > 0
@@ -99,8 +113,11 @@ def test_a_setuid_program_writes_no_trace(place, job, secret, theirs, way):
 
 def test_a_setuid_program_has_no_profiles(place, job, theirs):
     program = privileged_copy(job, place / "program")
-    for variables in ({"TENSORFERRY_PROFILES": "/profiles"}, {"XDG_CONFIG_HOME": "/config"},
-                      {"HOME": str(theirs)}):
+    for variables in (
+        {"TENSORFERRY_PROFILES": "/profiles"},
+        {"XDG_CONFIG_HOME": "/config"},
+        {"HOME": str(theirs)},
+    ):
         done = as_nobody(program, theirs / "data", **variables)
         assert re.search(r"as 0, traced 0, profile $", done.stdout, re.MULTILINE), done
 
@@ -112,8 +129,12 @@ def test_a_program_with_a_capability_writes_no_trace(place, job, theirs):
     given = subprocess.run(["setcap", "cap_ipc_lock+ep", program], capture_output=True, text=True)
     if given.returncode != 0:
         pytest.skip(f"no capabilities for files here: {given.stderr.strip()}")
-    done = as_nobody(program, theirs / "data", TENSORFERRY_TRACE=str(theirs / "trace.json"),
-                     TENSORFERRY_PROFILES="/profiles")
+    done = as_nobody(
+        program,
+        theirs / "data",
+        TENSORFERRY_TRACE=str(theirs / "trace.json"),
+        TENSORFERRY_PROFILES="/profiles",
+    )
     assert re.search(rf"as {NOBODY}, traced 0, profile $", done.stdout, re.MULTILINE), done
     assert not (theirs / "trace.json").exists()
 
@@ -124,8 +145,18 @@ def test_the_command_does_not_run_setuid(place, build_dir, secret, theirs):
     if not command.is_file():
         pytest.skip(f"{command} is not built: run `make` first")
     program = privileged_copy(command, place / "tensorferry")
-    done = as_nobody(program, "bench", "--sizes", "4K", "--iterations", "3", "--nvme-path", theirs,
-                     "--json", secret)
+    done = as_nobody(
+        program,
+        "bench",
+        "--sizes",
+        "4K",
+        "--iterations",
+        "3",
+        "--nvme-path",
+        theirs,
+        "--json",
+        secret,
+    )
     assert done.returncode == 1 and "setuid" in done.stderr, done
     assert secret.read_text() == "precious"
 
@@ -149,8 +180,11 @@ print(tensorferry._core.privileged(), watches, found == os.environ["TENSORFERRY_
     wanted = theirs / "tensorferry"
     wanted.write_text("#!/bin/sh\n")
     wanted.chmod(0o755)
-    variables = {"TENSORFERRY_COMMAND": str(wanted), "TENSORFERRY_DEEPSPEED": "1",
-                 "PYTHONPATH": str(build_dir / "python")}
+    variables = {
+        "TENSORFERRY_COMMAND": str(wanted),
+        "TENSORFERRY_DEEPSPEED": "1",
+        "PYTHONPATH": str(build_dir / "python"),
+    }
     done = as_nobody(python, "-c", code, **variables)
     if "No module named 'encodings'" in done.stderr:
         pytest.skip("a copy of this Python does not find its library")

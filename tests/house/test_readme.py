@@ -4,7 +4,6 @@ import re
 import subprocess
 
 import pytest
-
 from conftest import ROOT, run
 from documents import BLOCK, DOCUMENTS, blocks
 
@@ -17,8 +16,10 @@ def make_targets():
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_make_targets_that_are_named_exist(name):
     text = (ROOT / name).read_text()
-    code = "\n".join(re.findall(r"`([^`\n]+)`", text) + [block.text for block in blocks(name)
-                                                              if block.language == "sh"])
+    code = "\n".join(
+        re.findall(r"`([^`\n]+)`", text)
+        + [block.text for block in blocks(name) if block.language == "sh"]
+    )
     named = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", code))
     assert named <= make_targets()
 
@@ -45,12 +46,24 @@ def test_links_and_paths_lead_to_files(name):
     text = (ROOT / name).read_text()
     prose = BLOCK.sub("", text)
     folder = (ROOT / name).parent
-    broken = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose)
-              if "://" not in link and not (folder / link).exists()]
+    broken = [
+        link
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose)
+        if "://" not in link and not (folder / link).exists()
+    ]
     # A word in backquotes that looks like a path of this tree must be one.
     for word in re.findall(r"`([\w.]+(?:/[\w.]+)+)`", prose):
-        in_tree = word.split("/")[0] in ("src", "include", "tests", "docs", "scripts", "cmake",
-                                         "benchmarks", "python", ".ci")
+        in_tree = word.split("/")[0] in (
+            "src",
+            "include",
+            "tests",
+            "docs",
+            "scripts",
+            "cmake",
+            "benchmarks",
+            "python",
+            ".ci",
+        )
         if in_tree and not (ROOT / word).exists():
             broken.append(word)
     assert not broken, f"{name}: {', '.join(broken)}"

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-
 import rooms
 
 

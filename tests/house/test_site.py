@@ -12,7 +12,6 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
 from conftest import ROOT
 
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
@@ -25,11 +24,26 @@ def site(build_dir, tmp_path_factory):
         pytest.skip("no doxygen")
     place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
-         "-d", place / "work/doctrees", ROOT / "docs", place / "html"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
-        env=os.environ | {"PYTHONPATH": str(build_dir / "python"),
-                          "TENSORFERRY_BUILD_DIR": str(build_dir)},
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-q",
+            "-W",
+            "--keep-going",
+            "-b",
+            "html",
+            "-d",
+            place / "work/doctrees",
+            ROOT / "docs",
+            place / "html",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        env=os.environ
+        | {"PYTHONPATH": str(build_dir / "python"), "TENSORFERRY_BUILD_DIR": str(build_dir)},
     )
     assert done.returncode == 0, done.stdout
     return place / "html"
@@ -49,8 +63,11 @@ class Page(html.parser.HTMLParser):
         if tag == "a" and "href" in facts:
             self.links.append(facts["href"])
         elif tag != "a":
-            self.loads += [facts[name] for name in ("src", "href", "data", "poster", "srcset")
-                           if facts.get(name)]
+            self.loads += [
+                facts[name]
+                for name in ("src", "href", "data", "poster", "srcset")
+                if facts.get(name)
+            ]
 
 
 @functools.cache
@@ -70,34 +87,52 @@ def test_internal_links_and_anchors_lead_somewhere(site):
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            known = target.exists() and (not parts.fragment or target.suffix != ".html"
-                                         or unquote(parts.fragment) in page_of(target).places)
+            known = target.exists() and (
+                not parts.fragment
+                or target.suffix != ".html"
+                or unquote(parts.fragment) in page_of(target).places
+            )
             if not known:
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert not broken, "\n".join(broken)
 
 
 def test_nothing_is_loaded_from_outside(site):
-    found = [f"{path.relative_to(site)}: {address}" for path in site.rglob("*.html")
-             for address in page_of(path).loads if is_outside(address)]
+    found = [
+        f"{path.relative_to(site)}: {address}"
+        for path in site.rglob("*.html")
+        for address in page_of(path).loads
+        if is_outside(address)
+    ]
     for path in site.rglob("*.css"):
-        addresses = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)",
-                               path.read_text())
-        found += [f"{path.relative_to(site)}: {address}" for pair in addresses for address in pair
-                  if is_outside(address)]
+        addresses = re.findall(
+            r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", path.read_text()
+        )
+        found += [
+            f"{path.relative_to(site)}: {address}"
+            for pair in addresses
+            for address in pair
+            if is_outside(address)
+        ]
     for path in site.rglob("*.svg"):
-        found += [f"{path.relative_to(site)}: {address}" for address in
-                  re.findall(r"(?:href|src)=\"([^\"#]+)", path.read_text()) if is_outside(address)]
+        found += [
+            f"{path.relative_to(site)}: {address}"
+            for address in re.findall(r"(?:href|src)=\"([^\"#]+)", path.read_text())
+            if is_outside(address)
+        ]
     assert not found, "\n".join(found)
 
 
 @pytest.fixture(scope="session")
 def names(site):
     """All that the reference describes: `tensorferry.Handle.read`, `tensorferry::Handle::read`."""
-    inventory = sphinx_inventory.InventoryFile.loads(
-        (site / "objects.inv").read_bytes(), uri="")
-    return {name for domain, found in inventory.data.items()
-            if domain.startswith(("py:", "cpp:", "c:")) for name in found}
+    inventory = sphinx_inventory.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    return {
+        name
+        for domain, found in inventory.data.items()
+        if domain.startswith(("py:", "cpp:", "c:"))
+        for name in found
+    }
 
 
 def test_the_reference_has_every_public_name_of_python(names):
@@ -106,8 +141,11 @@ def test_the_reference_has_every_public_name_of_python(names):
     for name in tensorferry.__all__:
         thing = getattr(tensorferry, name)
         if isinstance(thing, type) and not issubclass(thing, Exception):
-            public |= {f"tensorferry.{name}.{member}" for member, value in vars(thing).items()
-                       if not member.startswith("_") and getattr(value, "__doc__", None)}
+            public |= {
+                f"tensorferry.{name}.{member}"
+                for member, value in vars(thing).items()
+                if not member.startswith("_") and getattr(value, "__doc__", None)
+            }
     for module in ("aio", "deepspeed", "offload", "optim", "report", "sweep"):
         source = (ROOT / f"python/tensorferry/{module}.py").read_text()
         listed = re.search(r"^__all__ = \[(.*?)\]", source, re.MULTILINE | re.DOTALL).group(1)
@@ -118,22 +156,41 @@ def test_the_reference_has_every_public_name_of_python(names):
 
 def public_cpp_names():
     for path in sorted((ROOT / "include/tensorferry").glob("*.h")):
-        done = subprocess.run(["awk", "-f", ROOT / "docs/cpp_comments.awk", path],
-                              capture_output=True, text=True, check=True)
-        code = re.sub(r"namespace detail \{.*?namespace detail$", "", done.stdout,
-                      flags=re.DOTALL | re.MULTILINE)
+        done = subprocess.run(
+            ["awk", "-f", ROOT / "docs/cpp_comments.awk", path],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        code = re.sub(
+            r"namespace detail \{.*?namespace detail$",
+            "",
+            done.stdout,
+            flags=re.DOTALL | re.MULTILINE,
+        )
         code = re.sub(r"//.*", "", code)
-        yield from re.findall(r"^(?:enum )?(?:class|struct) "
-                              r"(?:\[\[nodiscard\]\] )?(?:TENSORFERRY_EXPORT )?(\w+)", code,
-                              re.MULTILINE)
-        yield from re.findall(r"^(?:\[\[|inline|TENSORFERRY_EXPORT)[^(;{]*?(\w+)\(", code,
-                              re.MULTILINE)
+        yield from re.findall(
+            r"^(?:enum )?(?:class|struct) "
+            r"(?:\[\[nodiscard\]\] )?(?:TENSORFERRY_EXPORT )?(\w+)",
+            code,
+            re.MULTILINE,
+        )
+        yield from re.findall(
+            r"^(?:\[\[|inline|TENSORFERRY_EXPORT)[^(;{]*?(\w+)\(", code, re.MULTILINE
+        )
 
 
 def test_the_reference_has_every_public_name_of_cpp(names):
     public = set(public_cpp_names())
-    assert {"Handle", "Operation", "Durability", "aio_read", "copy", "bytes_of",
-            "deepspeed_py_aio_read"} <= public
+    assert {
+        "Handle",
+        "Operation",
+        "Durability",
+        "aio_read",
+        "copy",
+        "bytes_of",
+        "deepspeed_py_aio_read",
+    } <= public
     described = {name.rpartition("::")[2] for name in names if "." not in name}
     assert not sorted(public - described)
 
@@ -141,9 +198,12 @@ def test_the_reference_has_every_public_name_of_cpp(names):
 def test_the_reference_has_the_comments_behind_members(site):
     """Those above a declaration are Doxygen's daily bread; these are easily lost."""
     text = plain(re.sub(r"<[^>]+>", "", (site / "reference/cpp.html").read_text()))
-    comments = [line.partition("; ")[2].strip(" /")
-                for path in (ROOT / "include/tensorferry").glob("*.h")
-                for line in path.read_text().splitlines() if re.search(r"^ +[^/ ].*; +// ", line)]
+    comments = [
+        line.partition("; ")[2].strip(" /")
+        for path in (ROOT / "include/tensorferry").glob("*.h")
+        for line in path.read_text().splitlines()
+        if re.search(r"^ +[^/ ].*; +// ", line)
+    ]
     assert len(comments) > 40
     assert not [comment for comment in comments if plain(comment) not in text]
 
@@ -155,12 +215,17 @@ def plain(text):
 
 def test_the_reference_has_every_flag_of_the_command(site, build_dir):
     text = re.sub(r"<[^>]+>", "", (site / "reference/command.html").read_text())
-    listed = subprocess.run([build_dir / "bin/tensorferry", "--help"], capture_output=True,
-                            text=True, check=True).stdout
+    listed = subprocess.run(
+        [build_dir / "bin/tensorferry", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == set(COMMANDS)
     for command in COMMANDS:
-        said = subprocess.run([build_dir / "bin/tensorferry", command, "--help"],
-                              capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [build_dir / "bin/tensorferry", command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for flag in re.findall(r"^  (?:-\w,)?(--[\w-]+)", said, re.MULTILINE):
             assert flag in text, f"{command} {flag}"
 

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from rooms import code_of
 
 COLUMNS = 100

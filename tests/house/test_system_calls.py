@@ -38,7 +38,9 @@ def calls_between_marks(job, out, *words):
         pytest.skip("strace is not installed")
     done = subprocess.run(
         ["strace", "-f", "-v", "-o", out, job, *map(str, words)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if "Operation not permitted" in done.stderr and "ptrace" in done.stderr.lower():
         pytest.skip("ptrace is not permitted here")
@@ -139,9 +141,7 @@ def test_with_overlap_the_queue_is_refilled_before_it_is_drained(trace_of_read, 
         ("path", ["statx", "openat", "statx", "fcntl", "pread64", "close"]),
     ],
 )
-def test_an_inline_transfer_makes_these_system_calls_and_no_other(
-    job, data, tmp_path, how, wanted
-):
+def test_an_inline_transfer_makes_these_system_calls_and_no_other(job, data, tmp_path, how, wanted):
     lines = calls_between_marks(job, tmp_path / "strace", "now", how, data)
     assert names(lines) == wanted, "\n".join(lines)
 

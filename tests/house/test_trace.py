@@ -131,7 +131,10 @@ def test_without_the_variable_nothing_is_written(job, build_dir, folder, tmp_pat
     environment = {k: v for k, v in os.environ.items() if k != "TENSORFERRY_TRACE"}
     subprocess.run(
         [job, "mixed", folder / "data", folder / "other"],
-        env=environment, cwd=tmp_path, check=True, timeout=120,
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+        timeout=120,
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +144,9 @@ def test_a_trace_that_cannot_be_written_disturbs_nobody(job, folder, tmp_path):
         environment = {**os.environ, "TENSORFERRY_TRACE": target}
         subprocess.run(
             [job, "mixed", folder / "data", folder / "other"],
-            env=environment, check=True, timeout=120,
+            env=environment,
+            check=True,
+            timeout=120,
         )
 
 
@@ -170,7 +175,9 @@ def test_a_trace_never_touches_what_is_not_its_own(job, folder, tmp_path, way):
         os.chown(target, 1234, 1234)
     subprocess.run(
         [job, "mixed", folder / "data", folder / "other"],
-        env={**os.environ, "TENSORFERRY_TRACE": str(target)}, check=True, timeout=120,
+        env={**os.environ, "TENSORFERRY_TRACE": str(target)},
+        check=True,
+        timeout=120,
     )
     if way == "dangling link":
         assert not precious.exists()

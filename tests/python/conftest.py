@@ -1,7 +1,6 @@
 """What the tests of the Python package share."""
 
 import pytest
-
 import tensorferry
 
 ENGINES = ["io_uring", "libaio", "threads"]

@@ -7,9 +7,8 @@ import json
 import os
 import sys
 
-import torch
-
 import deepspeed
+import torch
 
 
 def main():
@@ -21,8 +20,11 @@ def main():
     deepspeed.init_distributed("gloo")
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = torch.nn.Sequential(
-            torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 1024),
-            torch.nn.GELU(), torch.nn.Linear(1024, 16),
+            torch.nn.Linear(256, 1024),
+            torch.nn.GELU(),
+            torch.nn.Linear(1024, 1024),
+            torch.nn.GELU(),
+            torch.nn.Linear(1024, 16),
         )
     parameters = model.parameters()
     engine, *_ = deepspeed.initialize(model=model, model_parameters=parameters, config=config)
@@ -46,8 +48,9 @@ def main():
         import tensorferry
 
         handles = [o for o in gc.get_objects() if isinstance(o, tensorferry.aio_handle)]
-        moved = {key: sum(h.stats()[key] for h in handles)
-                 for key in ("read_bytes", "written_bytes")}
+        moved = {
+            key: sum(h.stats()[key] for h in handles) for key in ("read_bytes", "written_bytes")
+        }
         print("moved", json.dumps(moved), flush=True)
     deepspeed.comm.barrier()
     torch.distributed.destroy_process_group()

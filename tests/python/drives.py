@@ -15,7 +15,12 @@ sys.path.append(str(Path(__file__).parents[1] / "command"))
 from loop_mount import loop_mount  # noqa: E402
 
 __all__ = [
-    "FailingDrive", "failing_drive", "fill_up", "loop_mount", "memory_mount", "overbooked_drive",
+    "FailingDrive",
+    "failing_drive",
+    "fill_up",
+    "loop_mount",
+    "memory_mount",
+    "overbooked_drive",
 ]
 
 

@@ -86,8 +86,12 @@ def main():
         )
         if mode == "train":
             optimizer = tensorferry.optim.AdamW(
-                model.parameters(), nvme_path=place, offload_gradients=True, buffer_count=2,
-                buffer_bytes=34 << 20, **adamw,
+                model.parameters(),
+                nvme_path=place,
+                offload_gradients=True,
+                buffer_count=2,
+                buffer_bytes=34 << 20,
+                **adamw,
             )
     tokens = torch.randint(WORDS, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     for step in range(3):

@@ -2,28 +2,38 @@
 
 import contextlib
 
+import tensorferry.offload
+import tensorferry.optim
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import tensorferry.offload
-import tensorferry.optim
 
 WIDTH = 192
 
 
 def mlp():
     return nn.Sequential(
-        nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.LayerNorm(4 * WIDTH),
-        nn.Linear(4 * WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, 4 * WIDTH),
+        nn.GELU(),
+        nn.LayerNorm(4 * WIDTH),
+        nn.Linear(4 * WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
     )
 
 
 def conv_net():
     net = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
-        nn.ConvTranspose2d(64, 32, 3), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, WIDTH),
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.ConvTranspose2d(64, 32, 3),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, WIDTH),
     )
     return net.to(memory_format=torch.channels_last)
 
@@ -135,8 +145,13 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
         self.layers = nn.ModuleList(
             nn.Sequential(
-                nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh(), nn.Dropout(0.1),
-                nn.Unflatten(-1, (3, 8, 8)), nn.Conv2d(3, 3, 3, padding=1), nn.Flatten(),
+                nn.Linear(WIDTH, WIDTH),
+                nn.LayerNorm(WIDTH),
+                nn.Tanh(),
+                nn.Dropout(0.1),
+                nn.Unflatten(-1, (3, 8, 8)),
+                nn.Conv2d(3, 3, 3, padding=1),
+                nn.Flatten(),
             )
             for _ in range(5)
         )

@@ -10,14 +10,13 @@ import hashlib
 import os
 import sys
 
+import tensorferry.optim
 import torch
 import torch.distributed as dist
+from tensorferry.optim.stored_gradient import entry_of
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-import tensorferry.optim
-from tensorferry._stored_gradient import entry_of
 from training import loss_of, small_model
 
 
@@ -87,7 +86,11 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
     else:
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=0.02, nvme_path=directory, buffer_count=1, buffer_bytes=1,
+            model.parameters(),
+            lr=0.02,
+            nvme_path=directory,
+            buffer_count=1,
+            buffer_bytes=1,
             offload_gradients=whose == "gradients",
         )
     norm = 0
@@ -104,7 +107,7 @@ def main():
             optimizer.load_state_dict(optimizer.state_dict())
         print(step, digest(model), float(norm), flush=True)
     if whose != "torch":
-        print("directory", *optimizer._space.directories, flush=True)
+        print("directory", *optimizer._store.space.directories, flush=True)
     dist.barrier()
     if whose == "torch":
         os._exit(0)  # how torch ends is not what is tested

@@ -16,8 +16,7 @@ def run_python(code, *args, timeout=120, **env):
     """Runs a program in a process of its own and returns what it was and what it said."""
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), *map(str, args)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=timeout,
         env=os.environ | env,

@@ -8,9 +8,8 @@ import threading
 import time
 
 import pytest
-import torch
-
 import tensorferry
+import torch
 from tensorferry import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
 
 MiB = 1 << 20
@@ -146,7 +145,10 @@ def test_defaults_and_getters():
     assert gds_handle(intra_op_parallelism=3).get_alignment() == 512
     assert "queue_depth=4" in repr(handle)
     keywords = dict(
-        block_size=8192, queue_depth=2, single_submit=True, overlap_events=True,
+        block_size=8192,
+        queue_depth=2,
+        single_submit=True,
+        overlap_events=True,
         intra_op_parallelism=2,
     )
     assert aio_handle(**keywords).get_block_size() == 8192
@@ -278,8 +280,15 @@ def pins(request):
     return request.param()
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64,
-          torch.int64, torch.uint8]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.bool,
+    torch.complex64,
+    torch.int64,
+    torch.uint8,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

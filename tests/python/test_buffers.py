@@ -7,10 +7,9 @@ import mmap
 import hypothesis
 import numpy as np
 import pytest
+import tensorferry
 import torch
 from hypothesis import strategies as st
-
-import tensorferry
 
 KiB = 1 << 10
 
@@ -79,8 +78,15 @@ def test_quantised_tensors_are_bytes(handle, path, dtype):
 def test_views_parameters_and_gradients(handle, path):
     base = torch.randn(1000)
     parameter = torch.nn.Parameter(torch.randn(10, 10))
-    for source in (base[13:700], base.view(10, 100)[3], parameter, parameter[2:4],
-                   torch.randn(5, requires_grad=True), base.data, torch.tensor(3.5)):
+    for source in (
+        base[13:700],
+        base.view(10, 100)[3],
+        parameter,
+        parameter[2:4],
+        torch.randn(5, requires_grad=True),
+        base.data,
+        torch.tensor(3.5),
+    ):
         target = torch.zeros_like(source).requires_grad_(source.requires_grad)
         handle.write(source, path).wait()
         handle.read(target, path).wait()
@@ -215,11 +221,22 @@ def test_a_bytearray_in_flight_cannot_be_resized(path):
         data.extend(b"more")
 
 
-@hypothesis.settings(max_examples=60, deadline=None,
-                     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 @hypothesis.given(
-    dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16, torch.complex128,
-                           torch.float8_e5m2, torch.bool]),
+    dtype=st.sampled_from(
+        [
+            torch.uint8,
+            torch.float32,
+            torch.bfloat16,
+            torch.complex128,
+            torch.float8_e5m2,
+            torch.bool,
+        ]
+    ),
     shape=st.lists(st.integers(0, 40), max_size=3),
     skip=st.integers(0, 5000),
     offset=st.integers(0, 3 << 20),

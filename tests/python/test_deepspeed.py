@@ -179,10 +179,16 @@ def config(tmp_path, optimizer, parameters):
             "sub_group_size": 300_000,
             "offload_optimizer": nvme | {"buffer_count": 4} if optimizer == "nvme" else cpu,
             "offload_param": nvme | {"buffer_count": 8, "buffer_size": 2_000_000}
-            if parameters == "nvme" else cpu,
+            if parameters == "nvme"
+            else cpu,
         },
-        "aio": {"block_size": 262144, "queue_depth": 8, "intra_op_parallelism": 1,
-                "single_submit": False, "overlap_events": True},
+        "aio": {
+            "block_size": 262144,
+            "queue_depth": 8,
+            "intra_op_parallelism": 1,
+            "single_submit": False,
+            "overlap_events": True,
+        },
     }
     path = tmp_path / f"{optimizer}_{parameters}.json"
     path.write_text(json.dumps(made))
@@ -211,15 +217,25 @@ def train(config_path, ranks=1, op="tensorferry", **options):
     processes = []
     for rank in range(ranks):
         env = os.environ | dict(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            DS_ACCELERATOR="cpu",
             OMP_NUM_THREADS="1",
             REPORT_HANDLES="1" if ours else "",
         )
         run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-        processes.append(subprocess.Popen(
-            [sys.executable, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     results = []
     for process in processes:
         out, _ = process.communicate(timeout=900)

@@ -6,7 +6,6 @@ import inspect
 import re
 
 import pytest
-
 import tensorferry
 import tensorferry.aio
 import tensorferry.deepspeed
@@ -55,7 +54,7 @@ def test_everything_public_is_explained():
         assert inspect.getdoc(thing), name
         if inspect.isclass(thing) and not issubclass(thing, Exception):
             for member, value in vars(thing).items():
-                if member.startswith("_") or member.startswith("get_"):
+                if member.startswith(("_", "get_")):
                     continue
                 if callable(value):
                     assert inspect.getdoc(value), f"{name}.{member}"
@@ -64,5 +63,5 @@ def test_everything_public_is_explained():
 @pytest.mark.parametrize("owner", ["optim", "optim.offload", "offload"])
 def test_examples_with_torch(owner):
     module = importlib.import_module("tensorferry." + owner.split(".")[0])
-    result = run_examples(getattr(module, "offload") if "." in owner else module, owner)
+    result = run_examples(module.offload if "." in owner else module, owner)
     assert result.attempted > 0 and result.failed == 0

@@ -4,9 +4,8 @@ import errno
 import os
 
 import pytest
-import torch
-
 import tensorferry
+import torch
 from tensorferry import Handle, InvalidArgument, aio_handle, aio_read, aio_write
 
 
@@ -43,8 +42,12 @@ def test_python_keeps_its_own_subclasses(tensor, tmp_path):
         code=errno.ENOENT,
     )
     assert raised(FileNotFoundError, lambda: aio_read(tensor, missing)).filename == missing
-    raised(IsADirectoryError, lambda: aio_read(tensor, str(tmp_path)),
-           lambda: aio_write(tensor, str(tmp_path)), filename=str(tmp_path))
+    raised(
+        IsADirectoryError,
+        lambda: aio_read(tensor, str(tmp_path)),
+        lambda: aio_write(tensor, str(tmp_path)),
+        filename=str(tmp_path),
+    )
     assert handle.wait() == 0
 
 
@@ -99,8 +102,16 @@ def test_the_end_of_the_address_space_of_files(tensor, path):
 
 
 @pytest.mark.parametrize(
-    "settings", [dict(block_size=0), dict(block_size=-4096), dict(queue_depth=0),
-                 dict(queue_depth=10**9), dict(queue_depth=-1), dict(block_size=2 << 30)], ids=str
+    "settings",
+    [
+        dict(block_size=0),
+        dict(block_size=-4096),
+        dict(queue_depth=0),
+        dict(queue_depth=10**9),
+        dict(queue_depth=-1),
+        dict(block_size=2 << 30),
+    ],
+    ids=str,
 )
 def test_settings_out_of_range(tensor, path, settings):
     [(name, value)] = settings.items()
@@ -205,10 +216,17 @@ def test_a_closed_descriptor(tensor, path):
     handle = aio_handle()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     os.close(descriptor)
-    raised(OSError, lambda: handle.async_pwrite(tensor, descriptor),
-           lambda: handle.async_pread(tensor, fd=descriptor), code=errno.EBADF)
-    raised(InvalidArgument, lambda: handle.async_pread(tensor, -1),
-           lambda: handle.async_pread(tensor, 2**40))
+    raised(
+        OSError,
+        lambda: handle.async_pwrite(tensor, descriptor),
+        lambda: handle.async_pread(tensor, fd=descriptor),
+        code=errno.EBADF,
+    )
+    raised(
+        InvalidArgument,
+        lambda: handle.async_pread(tensor, -1),
+        lambda: handle.async_pread(tensor, 2**40),
+    )
     assert handle.wait() == 0
 
 
@@ -217,8 +235,13 @@ def test_reading_past_the_end(tensor, path):
     handle.sync_pwrite(tensor, path)
     big = torch.zeros(3_000_000, dtype=torch.uint8)
     handle.async_pread(big, path)
-    problem = raised(OSError, lambda: handle.sync_pread(tensor, path, 1), handle.wait,
-                     code=errno.ENODATA, filename=path)
+    problem = raised(
+        OSError,
+        lambda: handle.sync_pread(tensor, path, 1),
+        handle.wait,
+        code=errno.ENODATA,
+        filename=path,
+    )
     assert "ends at offset 10000" in str(problem) and problem.length > 0
     assert handle.sync_pread(tensor, path) == 1
 
@@ -269,7 +292,10 @@ def test_errors_can_be_pickled_and_copied(tensor, tmp_path):
     problem = raised(FileNotFoundError, lambda: aio_read(tensor, str(tmp_path / "missing")))
     for again in (pickle.loads(pickle.dumps(problem)), copy.copy(problem)):
         assert (again.errno, again.filename, again.hint) == (
-            problem.errno, problem.filename, problem.hint)
+            problem.errno,
+            problem.filename,
+            problem.hint,
+        )
     problem = raised(InvalidArgument, lambda: aio_handle(0))
     assert pickle.loads(pickle.dumps(problem)).errno == errno.EINVAL
 

@@ -1,7 +1,6 @@
 """What a child of fork() gets: no page-locked memory, answers or errors, and never a hang."""
 
 import pytest
-
 from programs import check_python, run_python, runs
 
 # In the child: what it has copied by now, in bytes.

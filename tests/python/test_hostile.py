@@ -12,9 +12,8 @@ import time
 
 import numpy as np
 import pytest
-import torch
-
 import tensorferry
+import torch
 from programs import check_python
 from tensorferry import Handle, InvalidArgument, aio_handle
 

@@ -7,11 +7,10 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
-
 import tensorferry
-from tensorferry._config import Config
-from tensorferry._initialize import _check
+import torch
+from tensorferry._config.config import Config
+from tensorferry._config.initialize import _check
 
 NVME = {"device": "nvme", "nvme_path": "."}
 

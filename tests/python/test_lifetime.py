@@ -2,16 +2,13 @@
 
 import gc
 import os
-import signal
 import threading
-import time
 import weakref
 
 import pytest
-import torch
-
 import tensorferry
-from programs import check_python, run_python, runs
+import torch
+from programs import check_python, runs
 from tensorferry import Handle
 
 MiB = 1 << 20

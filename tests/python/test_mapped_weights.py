@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tensorferry.offload
+import tensorferry
 from offload_models import make, offloaded
 
 MODELS = ["mlp", "conv_net", "tied"]  # contiguous, in another order of memory, shared

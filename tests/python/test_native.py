@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 import tensorferry
 from tensorferry import File, Handle, InvalidArgument, PinnedBuffer
 
@@ -189,9 +188,8 @@ def test_leaving_the_with_block_waits_and_raises_what_nobody_saw(path):
     with pytest.raises(InvalidArgument, match="closed"):
         handle.read(bytearray(1), path)
 
-    with pytest.raises(OSError, match="the file ends at offset"):
-        with Handle() as handle:
-            handle.read(bytearray(2 * MiB), path, 7 * MiB)
+    with pytest.raises(OSError, match="the file ends at offset"), Handle() as handle:
+        handle.read(bytearray(2 * MiB), path, 7 * MiB)
     with Handle() as handle:  # seen, so not raised again
         operation = handle.read(bytearray(2 * MiB), path, 7 * MiB)
         with pytest.raises(OSError):
@@ -282,7 +280,7 @@ def test_file_facts(path):
         assert path in repr(file)
     assert file.closed and "closed" in repr(file)
     with pytest.raises(InvalidArgument):
-        file.size
+        _ = file.size
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
     with pytest.raises(InvalidArgument, match="O_APPEND"):
         File.borrow(descriptor)

@@ -9,13 +9,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
-
 import tensorferry.offload
 import tensorferry.optim
 from offload_models import (
-    MODELS, WIDTH, adamw, limit_of, make, nothing_is_in_use, offloaded, same, train,
+    MODELS,
+    WIDTH,
+    adamw,
+    limit_of,
+    make,
+    nothing_is_in_use,
+    offloaded,
+    same,
+    train,
 )
+from torch import nn
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +90,10 @@ def test_ten_steps_of_adamw_give_the_same_bits(tmp_path, name, offload_gradients
     expected, _ = train(other, 10, data, fused)
     with offloaded(model, tmp_path) as weights:
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=1e-2, nvme_path=tmp_path, offload_gradients=offload_gradients,
+            model.parameters(),
+            lr=1e-2,
+            nvme_path=tmp_path,
+            offload_gradients=offload_gradients,
             buffer_bytes=1 << 20,
         )
         losses, _ = train(model, 10, data, optimizer)
@@ -104,11 +114,10 @@ def test_ten_steps_in_bf16_with_masters(tmp_path, offload_gradients, pipeline_wr
     options = {"offload_gradients": offload_gradients, "pipeline_write": pipeline_write}
     reference = tensorferry.optim.AdamW(other.parameters(), lr=1e-2, nvme_path=tmp_path)
     expected, _ = train(other, 10, data, reference)
-    with offloaded(model, tmp_path):
-        with adamw(model, tmp_path, **options) as optimizer:
-            same(train(model, 10, data, optimizer)[0], expected)
-            for mine, wanted in zip(model.state_dict().values(), other.state_dict().values()):
-                same(mine, wanted)
+    with offloaded(model, tmp_path), adamw(model, tmp_path, **options) as optimizer:
+        same(train(model, 10, data, optimizer)[0], expected)
+        for mine, wanted in zip(model.state_dict().values(), other.state_dict().values()):
+            same(mine, wanted)
     reference.close()
 
 
@@ -145,9 +154,10 @@ def test_clipping_is_that_of_torch(tmp_path):
     expected = run(other, torch.optim.AdamW(other.parameters(), fused=True), torch_clip(other))
     for own in ("torch", "optimizer", "on the drive"):
         model = make("conv_net")
-        with offloaded(model, tmp_path), adamw(
-            model, tmp_path, lr=1e-3, offload_gradients=own == "on the drive"
-        ) as optimizer:
+        with (
+            offloaded(model, tmp_path),
+            adamw(model, tmp_path, lr=1e-3, offload_gradients=own == "on the drive") as optimizer,
+        ):
             clip = lambda: optimizer.clip_grad_norm_(0.01)  # noqa: E731
             actual = run(model, optimizer, torch_clip(model) if own == "torch" else clip)
             # A norm is a sum in the order of memory, and that may be another here.
@@ -246,9 +256,7 @@ def test_checkpointed_layers_do_not_hold_their_weights(tmp_path):
     model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)])
     with offloaded(model, tmp_path) as weights:
         for _ in range(2):
-            loss = torch.utils.checkpoint.checkpoint(
-                model, torch.ones(2, 512), use_reentrant=False
-            )
+            loss = torch.utils.checkpoint.checkpoint(model, torch.ones(2, 512), use_reentrant=False)
             loss.sum().backward()
         assert weights.stats()["overflows"] == 0
 
@@ -306,8 +314,11 @@ def test_an_exception_in_forward_leaves_nothing_behind(tmp_path):
 
     def build():
         torch.manual_seed(7)
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(
-            nn.Conv1d(WIDTH, WIDTH, 1), Breaks(), nn.Flatten()), nn.Linear(WIDTH, WIDTH))
+        return nn.Sequential(
+            nn.Linear(WIDTH, WIDTH),
+            nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 1), Breaks(), nn.Flatten()),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     model, other = build(), build()
     x = torch.randn(2, WIDTH, 1)
@@ -396,11 +407,10 @@ def test_an_optimizer_of_torch_says_what_to_do(tmp_path, kind, way):
 
 def test_an_optimizer_that_is_older_than_the_offload_says_so(tmp_path):
     model = nn.Linear(2048, 2048)
-    with adamw(model, tmp_path, buffer_bytes=1 << 20) as optimizer:
-        with offloaded(model, tmp_path):
-            model(torch.ones(1, 2048)).sum().backward()
-            with pytest.raises(RuntimeError, match="before"):
-                optimizer.step()
+    with adamw(model, tmp_path, buffer_bytes=1 << 20) as optimizer, offloaded(model, tmp_path):
+        model(torch.ones(1, 2048)).sum().backward()
+        with pytest.raises(RuntimeError, match="before"):
+            optimizer.step()
 
 
 def test_weights_that_were_converted_on_the_drive_say_so(tmp_path):
@@ -538,8 +548,10 @@ def test_resident_weights_stay_within_the_limit(tmp_path, training):
     limit = limit_of(model, "third")
     seen = []
     with offloaded(model, tmp_path) as weights:
+
         def note(*_):
             seen.append(weights.stats()["resident_bytes"])
+
         for layer in model:
             layer.register_forward_hook(note)
             layer.register_full_backward_hook(note)

@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 
 import tensorferry.offload
 import tensorferry.optim
-from tensorferry._homes import Home, home_of
-from tensorferry._residency import Unit
 from drives import fill_up, loop_mount, overbooked_drive
+from tensorferry._memory.stored_parameter import Home, home_of
+from tensorferry.offload.unit import Unit
 
 MiB = 1 << 20
 WIDTH = 1024
@@ -19,9 +19,7 @@ WIDTH = 1024
 
 def make_model(layers):
     torch.manual_seed(1)
-    return torch.nn.Sequential(
-        *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
-    )
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
 
 
 def change_by_loading(model, weights):
@@ -195,9 +193,8 @@ def test_an_interrupted_write_is_made_up_for(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Home, "collect", interrupted)
-        with pytest.raises(KeyboardInterrupt), torch.no_grad():
-            with weights.gather(model[0]):
-                model[0].weight.data = torch.zeros(WIDTH, WIDTH)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad(), weights.gather(model[0]):
+            model[0].weight.data = torch.zeros(WIDTH, WIDTH)
         monkeypatch.undo()
         with torch.no_grad():
             assert not model.state_dict()["0.weight"].any()

@@ -44,8 +44,11 @@ class Run:
         self.weights = tensorferry.offload.parameters(self.model, drive, max_cpu_bytes)
         (tmp_path / "states").mkdir()
         self.optimizer = tensorferry.optim.offload(
-            kind(self.model.parameters()), tmp_path / "states", pipeline_write=True,
-            buffer_count=2, buffer_bytes=24 * MiB,
+            kind(self.model.parameters()),
+            tmp_path / "states",
+            pipeline_write=True,
+            buffer_count=2,
+            buffer_bytes=24 * MiB,
         )
         self.reference = kind(self.twin.parameters())
 
@@ -55,7 +58,7 @@ class Run:
 
     def end_writes(self):
         """Until they have failed, what is being written is read from where it is written from."""
-        while not all(operation.done() for operation in self.optimizer._writes):
+        while not all(operation.done() for operation in self.optimizer._store.writes):
             time.sleep(0.01)
 
     def check(self):

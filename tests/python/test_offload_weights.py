@@ -8,12 +8,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
-
 import tensorferry.offload
 from drives import loop_mount
-from offload_models import MODELS, WIDTH, OwnWeights, Tied, adamw, limit_of, make
-from offload_models import nothing_is_in_use, offloaded, same, train
+from offload_models import (
+    MODELS,
+    WIDTH,
+    OwnWeights,
+    Tied,
+    adamw,
+    limit_of,
+    make,
+    nothing_is_in_use,
+    offloaded,
+    same,
+    train,
+)
+from torch import nn
 
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
 
@@ -93,9 +103,10 @@ def test_a_state_dict_that_does_not_fit_leaves_nothing_in_use(tmp_path):
 def test_a_state_dict_outlives_steps_and_the_offload(tmp_path, pipeline_write):
     model, other = make("mlp"), make("mlp")
     data = MODELS["mlp"][1]
-    with offloaded(model, tmp_path), adamw(
-        model, tmp_path, pipeline_write=pipeline_write
-    ) as optimizer:
+    with (
+        offloaded(model, tmp_path),
+        adamw(model, tmp_path, pipeline_write=pipeline_write) as optimizer,
+    ):
         fused = torch.optim.AdamW(other.parameters(), lr=1e-2, fused=True)
         states = []
         for _ in range(4):
@@ -109,8 +120,10 @@ def test_a_state_dict_outlives_steps_and_the_offload(tmp_path, pipeline_write):
                 if mine[key].data_ptr() != dict(model.named_parameters())[key].data_ptr():
                     same(mine[key], wanted[key])
         last = model.state_dict()
-    same_state({k: v for k, v in last.items() if v.numel() > 1024},
-               {k: v for k, v in other.state_dict().items() if v.numel() > 1024})
+    same_state(
+        {k: v for k, v in last.items() if v.numel() > 1024},
+        {k: v for k, v in other.state_dict().items() if v.numel() > 1024},
+    )
 
 
 def test_shared_weights_are_saved_once(tmp_path):
@@ -285,7 +298,7 @@ def fill(module):
         generator = torch.Generator().manual_seed(param.numel() + len(name))
         with torch.no_grad():
             param.copy_(torch.randn(param.shape, generator=generator) / 30)
-    for name, buffer in module.named_buffers(recurse=False):
+    for buffer in module.buffers(recurse=False):
         buffer.fill_(1)
 
 
@@ -341,8 +354,14 @@ def test_weights_of_any_kind(tmp_path):
     class Kinds(nn.Module):
         def __init__(self):
             super().__init__()
-            for dtype in (torch.float64, torch.float16, torch.complex64, torch.int8, torch.bool,
-                          torch.float8_e4m3fn):
+            for dtype in (
+                torch.float64,
+                torch.float16,
+                torch.complex64,
+                torch.int8,
+                torch.bool,
+                torch.float8_e4m3fn,
+            ):
                 name = str(dtype).split(".")[1]
                 values = (torch.arange(20_000) % 11 - 4).to(dtype)
                 setattr(self, name, nn.Parameter(values, requires_grad=False))
@@ -357,6 +376,9 @@ def test_weights_of_any_kind(tmp_path):
     weights = tensorferry.offload.parameters(model, tmp_path, 30_000, keep_bytes=0)
     for _ in range(2):
         for mine, wanted in zip(model(), expected, strict=True):
-            assert torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8)) if (
-                wanted.dtype == torch.float8_e4m3fn) else torch.equal(mine, wanted)
+            assert (
+                torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8))
+                if (wanted.dtype == torch.float8_e4m3fn)
+                else torch.equal(mine, wanted)
+            )
     weights.close()

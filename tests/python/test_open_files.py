@@ -5,9 +5,8 @@ import errno
 import os
 
 import pytest
-from drives import memory_mount
-
 import tensorferry
+from drives import memory_mount
 
 LARGE = bytearray(3 << 20)  # more than the drive has, and more than goes inline
 SMALL = bytearray(5000)
@@ -37,9 +36,7 @@ WRITES = {
     "aio_handle.pwrite async": lambda h, d, data, path: wait_for_all(
         d, d.pwrite(data, path, False, True)
     ),
-    "aio_handle.async_pwrite": lambda h, d, data, path: wait_for_all(
-        d, d.async_pwrite(data, path)
-    ),
+    "aio_handle.async_pwrite": lambda h, d, data, path: wait_for_all(d, d.async_pwrite(data, path)),
     "aio_write": lambda h, d, data, path: tensorferry.aio_write(data, path),
 }
 READS = {

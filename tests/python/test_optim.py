@@ -4,9 +4,8 @@ import gc
 import os
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 from tensorferry import InvalidArgument
 from training import (
     TINY,
@@ -99,10 +98,10 @@ def test_a_step_waits_for_room_and_for_its_states_at_once(tmp_path):
     run = pair(tmp_path, params=params, own=dict(buffer_count=2, buffer_bytes=8 * MiB))
     mine, ours, theirs, reference = run
     train(*run, steps=2)
-    watched = ours._space = Watched(ours._space)
+    watched = ours._store.space = Watched(ours._store.space)
     train(*run, steps=1)
     assert any(wait is not None for wait in watched.waits), watched.waits
-    ours._space = watched.space
+    ours._store.space = watched.space
     ours.close()
 
 
@@ -139,8 +138,9 @@ def test_groups_have_settings_of_their_own(tmp_path):
             dict(params=params[7:], amsgrad=True, maximize=True, eps=1e-3),
         ]
 
-    ours = tensorferry.optim.AdamW(groups(mine), nvme_path=tmp_path, buffer_count=1,
-                                   buffer_bytes=400_000)
+    ours = tensorferry.optim.AdamW(
+        groups(mine), nvme_path=tmp_path, buffer_count=1, buffer_bytes=400_000
+    )
     reference = torch.optim.AdamW(groups(theirs), fused=True)
     train(mine, ours, theirs, reference, steps=10)
     assert_same_states(ours.state_dict(), reference.state_dict())
@@ -154,8 +154,14 @@ def test_parameters_without_a_gradient_are_left_alone(tmp_path):
         mine, ours, theirs, reference = pair(tmp_path, own=own)
         count = len(mine)
         train(mine, ours, theirs, reference, steps=1, skip=lambda step: range(count))
-        train(mine, ours, theirs, reference, steps=12,
-              skip=lambda step: [i for i in range(count) if i > step or (i + step) % 4 == 1])
+        train(
+            mine,
+            ours,
+            theirs,
+            reference,
+            steps=12,
+            skip=lambda step: [i for i in range(count) if i > step or (i + step) % 4 == 1],
+        )
         assert_same_states(ours.state_dict(), reference.state_dict())
         ours.close()
 
@@ -164,9 +170,14 @@ def test_many_small_parameters_fit_one_small_buffer(tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         for gradients in (False, True):
             params = [torch.nn.Parameter(torch.randn(i % 7 + 1).to(dtype)) for i in range(200)]
-            ours = tensorferry.optim.AdamW(params, nvme_path=tmp_path, buffer_count=1,
-                                           buffer_bytes=256 << 10, amsgrad=True,
-                                           offload_gradients=gradients)
+            ours = tensorferry.optim.AdamW(
+                params,
+                nvme_path=tmp_path,
+                buffer_count=1,
+                buffer_bytes=256 << 10,
+                amsgrad=True,
+                offload_gradients=gradients,
+            )
             theirs = copies(params)
             reference = MasterAdamW(theirs, amsgrad=True)
             for step in range(3):
@@ -268,8 +279,11 @@ def test_schedulers_clipping_and_zero_grad_work(tmp_path):
         for number, (side, optimizer, schedule) in enumerate(sides):
             loss_of(side, step).backward()
             clip = getattr(optimizer, "clip_grad_norm_", None)
-            norm = clip(0.01) if clip and step % 2 else torch.nn.utils.clip_grad_norm_(
-                side.parameters(), 0.01)
+            norm = (
+                clip(0.01)
+                if clip and step % 2
+                else torch.nn.utils.clip_grad_norm_(side.parameters(), 0.01)
+            )
             norms[number].append(norm.item())
             optimizer.step()
             schedule.step()
@@ -309,6 +323,7 @@ def test_a_closure_is_called_once_with_gradients(tmp_path):
     for step in range(5):
         losses = []
         for side, optimizer in ((model, ours), (other, reference)):
+
             def closure():
                 optimizer.zero_grad()
                 loss = loss_of(side, step)
@@ -540,6 +555,7 @@ def test_a_closed_optimizer_says_so_and_leaves_no_files(tmp_path):
     assert os.listdir(next(tmp_path.iterdir())) == []
     with pytest.raises(TypeError, match="state_dict"):
         import pickle
+
         pickle.dumps(ours)
 
 

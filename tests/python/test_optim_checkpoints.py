@@ -3,9 +3,8 @@
 import os
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 from drives import loop_mount
 from programs import check_python
 from training import (

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 from drives import failing_drive, loop_mount
 from training import MiB, assert_same, copies, give_gradients
 
@@ -125,7 +124,7 @@ def test_a_drive_that_ends_in_the_middle_of_training(tmp_path, pipeline_write):
             ours.close()
         except OSError as error:
             assert error.errno == errno.EIO
-        assert ours._space.closed
+        assert ours._store.space.closed
         del ours, caught
         again = tensorferry.optim.AdamW(mine, nvme_path=tmp_path, buffer_bytes=9 * MiB)
         restore(mine, again, tmp_path / "checkpoint")
@@ -164,9 +163,8 @@ def test_offload_to_a_full_drive_leaves_the_optimizer_its_states(tmp_path):
     first, reference = torch.optim.AdamW(mine, fused=True), torch.optim.AdamW(theirs, fused=True)
     steps(mine, first, 0, 2)
     steps(theirs, reference, 0, 2)
-    with loop_mount(tmp_path, size="24M") as point:
-        with pytest.raises(OSError, match="needed"):
-            tensorferry.optim.offload(first, point, buffer_bytes=9 * MiB)
+    with loop_mount(tmp_path, size="24M") as point, pytest.raises(OSError, match="needed"):
+        tensorferry.optim.offload(first, point, buffer_bytes=9 * MiB)
     steps(mine, first, 2, 4)
     steps(theirs, reference, 2, 4)
     assert_same(mine, theirs)
@@ -218,7 +216,7 @@ class Interrupted:
 def test_ctrl_c_while_writes_are_waited_for_loses_no_failure(tmp_path):
     mine, ours, _, _ = pair(tmp_path, 2)
     steps(mine, ours, 0, 1)
-    ours._writes.append(Interrupted())
+    ours._store.writes.append(Interrupted())
     with pytest.raises(KeyboardInterrupt):
         ours.state_dict()
     with pytest.raises(OSError, match="it has failed"):
@@ -231,7 +229,7 @@ def test_a_second_ctrl_c_does_not_make_a_half_step_good(tmp_path, monkeypatch):
     mine, ours, _, _ = pair(tmp_path, 4)
     steps(mine, ours, 0, 1)
     # The second comes while writes are waited for.
-    interrupt(monkeypatch, mine, ours, meanwhile=lambda: ours._writes.append(Interrupted()))
+    interrupt(monkeypatch, mine, ours, meanwhile=lambda: ours._store.writes.append(Interrupted()))
     with pytest.raises(RuntimeError, match="a step ended after.*load a checkpoint"):
         ours.step()
 

@@ -1,9 +1,8 @@
 """Gradients on the drive: the same numbers as in memory, and no memory for them."""
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 from training import (
     TINY,
     MasterAdamW,
@@ -117,8 +116,9 @@ def test_mixed_precisions_are_clipped_as_in_torch(tmp_path):
     ours.step()
     reference.step()
     for one, other in zip(mine, theirs):
-        torch.testing.assert_close(one, other, rtol=1e-5 if one.dtype == torch.float32 else 0.01,
-                                   atol=1e-7)
+        torch.testing.assert_close(
+            one, other, rtol=1e-5 if one.dtype == torch.float32 else 0.01, atol=1e-7
+        )
 
 
 def test_a_gradient_stays_until_it_is_zeroed(tmp_path):

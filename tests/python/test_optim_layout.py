@@ -1,9 +1,8 @@
 """Parameters and groups that are not any more what the states were laid out for."""
 
 import pytest
-import torch
-
 import tensorferry.optim
+import torch
 
 
 def test_a_parameter_that_is_laid_out_anew_is_refused_before_anything_is_stepped(tmp_path):

@@ -1,7 +1,6 @@
 """What a step with states and gradients on NVMe adds to the memory of its process."""
 
 import pytest
-
 from programs import check_python
 from training import MiB
 

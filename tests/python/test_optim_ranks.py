@@ -21,20 +21,35 @@ def run_ranks(*arguments, ranks=2):
     port = str(free_port())
     processes = []
     for rank in range(ranks):
-        env = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                            "GLOO_SOCKET_IFNAME": "lo"}
-        processes.append(subprocess.Popen([sys.executable, JOB, *map(str, arguments)], env=env,
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          text=True))
+        env = os.environ | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, JOB, *map(str, arguments)],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     outcomes = []
     try:
         for process in processes:
             out, err = process.communicate(timeout=200)
             assert process.returncode == 0, err
             lines = out.splitlines()
-            outcomes.append(([line for line in lines if line[0].isdigit()],
-                             [line for line in lines if not line[0].isdigit()]))
+            outcomes.append(
+                (
+                    [line for line in lines if line[0].isdigit()],
+                    [line for line in lines if not line[0].isdigit()],
+                )
+            )
     finally:
         for process in processes:
             if process.poll() is None:

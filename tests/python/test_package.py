@@ -5,19 +5,26 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-
 import tensorferry
 from programs import check_python, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2",
-           "ld-linux-aarch64.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
+OUTSIDE = {
+    "libc.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+}
 
 
 # Not the package of the build folder.
@@ -29,9 +36,21 @@ def wheel(tmp_path_factory):
     """A wheel for the Python that runs this, built by pip from the working tree."""
     place = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet",
-         "--no-deps", "--no-build-isolation", "--wheel-dir", place, ROOT],
-        check=True, timeout=900,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            place,
+            ROOT,
+        ],
+        check=True,
+        timeout=900,
     )
     (built,) = place.glob("tensorferry-*.whl")
     return built
@@ -43,8 +62,20 @@ def installed(wheel, tmp_path_factory):
     place = tmp_path_factory.mktemp("empty")
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
-                    "--no-index", wheel], check=True, timeout=300)
+    subprocess.run(
+        [
+            python,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--no-index",
+            wheel,
+        ],
+        check=True,
+        timeout=300,
+    )
     return python
 
 
@@ -57,8 +88,12 @@ def test_version_is_the_one_number(wheel):
 
 def test_wheel_holds_what_it_should(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("tensorferry/__init__.py", "tensorferry/py.typed", "tensorferry/_core.pyi",
-                 "tensorferry-deepspeed.pth"):
+    for name in (
+        "tensorferry/__init__.py",
+        "tensorferry/py.typed",
+        "tensorferry/_core.pyi",
+        "tensorferry-deepspeed.pth",
+    ):
         assert name in names
     assert sum(".so" in name for name in names) == 1
     assert [name for name in names if name.endswith("/scripts/tensorferry")]
@@ -75,8 +110,12 @@ def test_wheel_needs_only_glibc_and_the_cxx_runtime(wheel, tmp_path):
 
 
 def test_auditwheel_agrees_with_the_readme(wheel):
-    shown = subprocess.run([sys.executable, "-m", "auditwheel", "show", wheel],
-                           capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", wheel],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     text = " ".join(shown.stdout.split())
     tag = re.search(r'tag: "(manylinux_\d+_\d+)', text)
     assert tag, text
@@ -86,35 +125,56 @@ def test_auditwheel_agrees_with_the_readme(wheel):
 
 def test_it_works_in_an_empty_environment(installed, tmp_path):
     done = subprocess.run(
-        [installed, "-c",
-         "import sys, tensorferry; tensorferry.aio_write(b'hello', 'x')\n"
-         "data = bytearray(5); tensorferry.aio_read(data, 'x'); assert data == b'hello'\n"
-         "assert not {'torch', 'numpy', 'asyncio', 'concurrent.futures'} & set(sys.modules)"],
-        cwd=tmp_path, capture_output=True, text=True, env=CLEAN,
+        [
+            installed,
+            "-c",
+            "import sys, tensorferry; tensorferry.aio_write(b'hello', 'x')\n"
+            "data = bytearray(5); tensorferry.aio_read(data, 'x'); assert data == b'hello'\n"
+            "assert not {'torch', 'numpy', 'asyncio', 'concurrent.futures'} & set(sys.modules)",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=CLEAN,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_wheel_brings_the_command(installed, tmp_path):
     program = installed.parent / "tensorferry"
-    done = subprocess.run([program, "bench", "--sizes", "4K", "--iterations", "3", "--json", "r"],
-                          cwd=tmp_path, capture_output=True, text=True, env=CLEAN)
+    done = subprocess.run(
+        [program, "bench", "--sizes", "4K", "--iterations", "3", "--json", "r"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=CLEAN,
+    )
     assert done.returncode == 0 and "Read Statistics:" in done.stdout, done.stderr
     # The page needs plotly, which this environment does not have: one line says what to do.
-    done = subprocess.run([program, "report", "r"], cwd=tmp_path, capture_output=True, text=True,
-                          env=CLEAN)
+    done = subprocess.run(
+        [program, "report", "r"], cwd=tmp_path, capture_output=True, text=True, env=CLEAN
+    )
     assert done.returncode == 1 and "pip install" in done.stderr and "Traceback" not in done.stderr
     # The program's Python face finds the command beside its Python.
-    done = subprocess.run([installed, "-m", "tensorferry.sweep", "--help"], cwd=tmp_path,
-                          capture_output=True, text=True, env=CLEAN)
+    done = subprocess.run(
+        [installed, "-m", "tensorferry.sweep", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=CLEAN,
+    )
     assert done.returncode == 0 and "--nvme-dir" in done.stdout, done.stderr
 
 
 def test_the_environment_variable_is_read_at_the_start(installed):
     code = "import sys; print('tensorferry._at_start' in sys.modules)"
     for value, expected in (("1", "True"), ("0", "False"), ("", "False")):
-        done = subprocess.run([installed, "-c", code], capture_output=True, text=True,
-                              env=CLEAN | {"TENSORFERRY_DEEPSPEED": value})
+        done = subprocess.run(
+            [installed, "-c", code],
+            capture_output=True,
+            text=True,
+            env=CLEAN | {"TENSORFERRY_DEEPSPEED": value},
+        )
         assert done.stdout.strip() == expected, done.stderr
 
 
@@ -124,17 +184,37 @@ def test_one_wheel_serves_python_3_12_and_later(tmp_path):
     usable = [path for path in found.values() if path and runs_python(path)]
     if not found["python3.12"] or found["python3.12"] not in usable:
         pytest.skip("no python3.12 here")
-    subprocess.run(["make", "wheel", "PYTHON=" + found["python3.12"], f"DIST={tmp_path}"],
-                   cwd=ROOT, check=True, timeout=900, capture_output=True)
+    subprocess.run(
+        ["make", "wheel", "PYTHON=" + found["python3.12"], f"DIST={tmp_path}"],
+        cwd=ROOT,
+        check=True,
+        timeout=900,
+        capture_output=True,
+    )
     (built,) = tmp_path.glob("*.whl")
     assert "-cp312-abi3-" in built.name
     for python in usable:
         subprocess.run([python, "-m", "venv", tmp_path / "venv", "--clear"], check=True)
         inside = tmp_path / "venv/bin/python"
-        subprocess.run([inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
-                        "--no-index", built], check=True)
-        subprocess.run([inside, "-c", "import tensorferry as t; t.aio_write(b'x' * 9999, 'x')"],
-                       check=True, cwd=tmp_path, env=CLEAN)
+        subprocess.run(
+            [
+                inside,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "install",
+                "--quiet",
+                "--no-index",
+                built,
+            ],
+            check=True,
+        )
+        subprocess.run(
+            [inside, "-c", "import tensorferry as t; t.aio_write(b'x' * 9999, 'x')"],
+            check=True,
+            cwd=tmp_path,
+            env=CLEAN,
+        )
 
 
 def runs_python(path):
@@ -178,9 +258,21 @@ def test_free_threaded_python_is_refused():
 def test_stubs_are_those_of_the_extension(tmp_path):
     """After a change of the bindings: make stubs."""
     made = tmp_path / "_core.pyi"
-    subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-m", "tensorferry._core",
-                    "-p", ROOT / "python/stub_patterns.txt", "-o", made],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nanobind.stubgen",
+            "-m",
+            "tensorferry._core",
+            "-p",
+            ROOT / "python/stub_patterns.txt",
+            "-o",
+            made,
+        ],
+        check=True,
+        capture_output=True,
+    )
     assert made.read_text() == (ROOT / "python/tensorferry/_core.pyi").read_text()
 
 

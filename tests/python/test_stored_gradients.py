@@ -7,12 +7,11 @@ import pickle
 import weakref
 
 import pytest
-import torch
-from torch.nn.utils import clip_grad_norm_  # as a program that knows nothing of tensorferry
-
 import tensorferry.optim
-from tensorferry._gradients import GradientStore
+import torch
 from drives import failing_drive
+from tensorferry.optim.gradients import GradientStore
+from torch.nn.utils import clip_grad_norm_  # as a program that knows nothing of tensorferry
 from training import TINY, assert_same, loss_of, on_drive, small_model, twin
 
 
@@ -21,8 +20,12 @@ def sides(tmp_path, dtype=torch.float32, **own):
     model = small_model(dtype=dtype)
     other = twin(model)
     ours = tensorferry.optim.AdamW(
-        model.parameters(), lr=0.02, nvme_path=tmp_path, offload_gradients=True,
-        master_weights=False, **(TINY | own),
+        model.parameters(),
+        lr=0.02,
+        nvme_path=tmp_path,
+        offload_gradients=True,
+        master_weights=False,
+        **(TINY | own),
     )
     return (model, ours), (other, torch.optim.AdamW(other.parameters(), lr=0.02, fused=True))
 

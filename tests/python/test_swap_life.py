@@ -12,7 +12,6 @@ import threading
 import time
 
 import pytest
-
 from drives import failing_drive, loop_mount, memory_mount, overbooked_drive
 from programs import check_python, runs
 from swapping import SLOW, MiB, got
@@ -392,9 +391,8 @@ def test_a_space_is_collected_with_its_files(tmp_path):
 
 
 def test_an_exception_in_a_with_block_ends_it_at_once(tmp_path):
-    with pytest.raises(KeyError):
-        with SwapSpace(tmp_path, buffer_bytes=MiB, **SLOW) as space:
-            operation = space.put("key", bytes(64 * MiB))
-            raise KeyError
+    with pytest.raises(KeyError), SwapSpace(tmp_path, buffer_bytes=MiB, **SLOW) as space:
+        operation = space.put("key", bytes(64 * MiB))
+        raise KeyError
     assert space.closed and operation.done()
     assert os.listdir(next(tmp_path.iterdir())) == []

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-
 from programs import check_python, runs
 from swapping import SLOW, KiB, MiB, got
 from tensorferry import InvalidArgument, SwapSpace
@@ -264,8 +263,14 @@ def test_a_view_stays_as_it_was(space):
     assert bytes(view) == b"\1" * 10_000
     memoryview(view)[:5] = b"mine!"
     assert bytes(view)[:5] == b"mine!"
-    for parts in [[("key", 0, 1)], [("other", 0, 10_001)], [("other", 1, 5)],
-                  [("other", 0, 5), ("other", 0, 5)], [("other", 0)], [5]]:
+    for parts in [
+        [("key", 0, 1)],
+        [("other", 0, 10_001)],
+        [("other", 1, 5)],
+        [("other", 0, 5), ("other", 0, 5)],
+        [("other", 0)],
+        [5],
+    ]:
         with pytest.raises((OSError, TypeError)):
             space.view(parts)
 
@@ -462,8 +467,9 @@ def test_sizes_that_no_drive_and_no_memory_has_are_refused(tmp_path):
         """,
         tmp_path,
     )
-    assert out.split("\n")[:-1] == [f"{name} refused" for name in
-                                    ("view", "reserve", "take", "open", "lock")]
+    assert out.split("\n")[:-1] == [
+        f"{name} refused" for name in ("view", "reserve", "take", "open", "lock")
+    ]
 
 
 def test_clean_tensors_are_not_written_again(space):

@@ -4,7 +4,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
 import torch
 from torch.utils import cpp_extension
 
@@ -75,11 +74,29 @@ def test_the_published_example_compiles_and_runs(tmp_path):
     torch_lib = Path(torch.__file__).parent / "lib"
     includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
     subprocess.run(
-        ["g++", "-std=c++20", "-O0", "-Wall", "-Werror", "-D_GLIBCXX_USE_CXX11_ABI="
-         + str(int(torch.compiled_with_cxx11_abi())), f"-I{ROOT / 'include'}", *includes,
-         source, "-o", program, f"-L{BUILD}", "-ltensorferry", f"-Wl,-rpath,{BUILD}",
-         f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_lib}"],
-        check=True, timeout=600,
+        [
+            "g++",
+            "-std=c++20",
+            "-O0",
+            "-Wall",
+            "-Werror",
+            "-D_GLIBCXX_USE_CXX11_ABI=" + str(int(torch.compiled_with_cxx11_abi())),
+            f"-I{ROOT / 'include'}",
+            *includes,
+            source,
+            "-o",
+            program,
+            f"-L{BUILD}",
+            "-ltensorferry",
+            f"-Wl,-rpath,{BUILD}",
+            f"-L{torch_lib}",
+            "-ltorch",
+            "-ltorch_cpu",
+            "-lc10",
+            f"-Wl,-rpath,{torch_lib}",
+        ],
+        check=True,
+        timeout=600,
     )
     done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"

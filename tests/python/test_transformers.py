@@ -15,17 +15,32 @@ WORDS = 500
 
 def llama(**options):
     config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=128, intermediate_size=320, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, **options,
+        vocab_size=WORDS,
+        hidden_size=128,
+        intermediate_size=320,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **options,
     )
     return transformers.LlamaForCausalLM(config)
 
 
 def gpt2(**options):
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=128, n_embd=128, n_layer=4, n_head=4, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, **options,
+        vocab_size=WORDS,
+        n_positions=128,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **options,
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -132,7 +147,10 @@ def test_five_steps_of_training_give_the_same_losses(
     expected = train(other, torch.optim.AdamW(other.parameters(), lr=1e-3, fused=True))
     with offloaded(model, tmp_path):
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=1e-3, nvme_path=tmp_path, offload_gradients=offload_gradients,
+            model.parameters(),
+            lr=1e-3,
+            nvme_path=tmp_path,
+            offload_gradients=offload_gradients,
             buffer_bytes=1 << 20,
         )
         assert train(model, optimizer) == expected
@@ -170,14 +188,23 @@ def test_the_trainer_clips_gradients_on_the_drive(tmp_path, weights_too, accumul
 
     def train(model, optimizer):
         arguments = transformers.TrainingArguments(
-            output_dir=tmp_path / "trainer", use_cpu=True, max_steps=5, logging_steps=1,
-            per_device_train_batch_size=2, gradient_accumulation_steps=accumulate,
-            save_strategy="no", report_to=[], disable_tqdm=True, seed=3,
+            output_dir=tmp_path / "trainer",
+            use_cpu=True,
+            max_steps=5,
+            logging_steps=1,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=accumulate,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=3,
         )
         assert arguments.max_grad_norm == 1.0
         words = tokens(1, 40, 12)
         trainer = transformers.Trainer(
-            model, arguments, optimizers=(optimizer, None),
+            model,
+            arguments,
+            optimizers=(optimizer, None),
             train_dataset=[{"input_ids": row, "labels": row} for row in words],
         )
         trainer.train()
@@ -190,7 +217,10 @@ def test_the_trainer_clips_gradients_on_the_drive(tmp_path, weights_too, accumul
     expected = train(other, torch.optim.AdamW(other.parameters(), lr=1e-3, fused=True))
     with offloaded(model, tmp_path) if weights_too else contextlib.nullcontext():
         optimizer = tensorferry.optim.AdamW(
-            model.parameters(), lr=1e-3, nvme_path=tmp_path, offload_gradients=True,
+            model.parameters(),
+            lr=1e-3,
+            nvme_path=tmp_path,
+            offload_gradients=True,
             buffer_bytes=1 << 20,
         )
         assert train(model, optimizer) == expected

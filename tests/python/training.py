@@ -2,10 +2,9 @@
 
 import copy
 
-import torch
-
 import tensorferry.optim
-from tensorferry._stored_gradient import StoredGradient
+import torch
+from tensorferry.optim.stored_gradient import StoredGradient
 
 MiB = 1 << 20
 

@@ -47,4 +47,11 @@ constexpr const char* no_fork_among_busy_threads() {
   return nullptr;
 }
 
+// In a child nothing lies where memory was that the child does not inherit.
+constexpr const char* no_holes_in_children() {
+  return thread_sanitized ? "ThreadSanitizer starts a thread in a child before anything else runs "
+                            "there, and its stack may lie where the memory was"
+                          : nullptr;
+}
+
 }  // namespace tensorferry::support

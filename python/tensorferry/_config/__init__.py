@@ -1,0 +1,1 @@
+"""tensorferry.initialize(): what a DeepSpeed configuration asks for, and how it is done."""

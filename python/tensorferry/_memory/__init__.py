@@ -1,0 +1,1 @@
+"""What optimizers and weights on the drive share: memory, and tensors laid out in it."""

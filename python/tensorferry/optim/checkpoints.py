@@ -1,0 +1,177 @@
+"""How states on NVMe become a state_dict of torch's, and back, one sub-group at a time."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._memory.buffers import letting_go
+from .._memory.layout import distributed_like, flat_as, local, page_up
+from .._memory.stored_parameter import home_of
+from .plan import Group, Plan, Shard, SubGroup, record_bytes
+
+if TYPE_CHECKING:
+    from .store import StateStore
+
+StateDict = dict[str, Any]
+States = dict[Tensor, dict[str, Any]]  # of whole parameters
+
+
+def pack(param_groups: list[Group], plan: Plan, store: StateStore) -> StateDict:
+    """A state_dict whose states are mapped from the drive."""
+    numbers: dict[Tensor, int] = {}
+    groups = []
+    for group in param_groups:
+        packed = {name: value for name, value in group.items() if name != "params"}
+        for param in group["params"]:
+            numbers.setdefault(param, len(numbers))
+        packed["params"] = [numbers[param] for param in group["params"]]
+        groups.append(packed)
+    states = {number: _mapped_states(param, plan, store) for param, number in numbers.items()}
+    return {
+        "state": {number: own for number, own in states.items() if own},
+        "param_groups": groups,
+    }
+
+
+def _mapped_states(param: Tensor, plan: Plan, store: StateStore) -> dict[str, Any]:
+    shards = plan.shards[param]
+    if not shards:
+        return {}
+    own = {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in shards[0].small.items()
+    }
+    parts = collections.defaultdict(list)
+    for group in plan.groups:
+        for slot in group.slots:
+            if slot.shard.param is param:
+                parts[slot.name].append((group.key, slot))
+    for name, pieces in parts.items():
+        view = store.space.view([(key, slot.offset, slot.nbytes) for key, slot in pieces])
+        first = pieces[0][1]
+        tensor = torch.frombuffer(view, dtype=first.dtype)
+        if first.shard.whole:
+            tensor = tensor.view(first.shape)
+        else:
+            tensor = tensor.as_strided(first.shard.size, first.shard.stride)
+        own[name] = distributed_like(tensor, param)
+    return own
+
+
+def unpack(state_dict: StateDict, param_groups: list[Group], plan: Plan) -> States:
+    """The states of a state_dict by parameter. Refuses those that cannot be of these groups."""
+    saved = state_dict["param_groups"]
+    if len(saved) != len(param_groups):
+        raise ValueError("loaded state dict has a different number of parameter groups")
+    for group, other in zip(param_groups, saved):
+        if len(group["params"]) != len(other["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                "optimizer's group"
+            )
+    numbers = itertools.chain.from_iterable(other["params"] for other in saved)
+    params = itertools.chain.from_iterable(group["params"] for group in param_groups)
+    by_number = dict(zip(numbers, params))
+    states = {
+        by_number[number]: state
+        for number, state in state_dict["state"].items()
+        if number in by_number
+    }
+    _check_shapes(states, plan)
+    return states
+
+
+def _check_shapes(states: States, plan: Plan) -> None:
+    for param, state in states.items():
+        shards = plan.shards[param]
+        for name, value in state.items():
+            if not shards or shards[0].whole or _is_small(shards[0], name, value):
+                continue
+            if local(value).shape != local(param).shape:
+                raise ValueError(
+                    f"state '{name}' has shape {tuple(value.shape)}, its parameter "
+                    f"{tuple(param.shape)}"
+                )
+
+
+@torch.no_grad()
+@letting_go()
+def import_states(states: States, plan: Plan, store: StateStore) -> None:
+    """Writes states of whole parameters to the drive, one sub-group at a time."""
+    for group in plan.groups:
+        pieces = {}
+        for shard in group.shards:
+            if own := _piece(shard, states.get(shard.param, {})):
+                pieces[shard] = own
+        _write_pieces(group, pieces, store)
+    store.settle()
+
+
+def _write_pieces(
+    group: SubGroup, pieces: dict[Shard, dict[str, Tensor]], store: StateStore
+) -> None:
+    # This call frees its buffer before the next one takes one: there may be only one.
+    if not pieces:
+        store.drop(group)
+        return
+    slots = group.lay_out(pieces)
+    memory = store.take(torch.device("cpu"), record_bytes(slots))
+    for slot in slots:
+        slot.of(memory).copy_(pieces[slot.shard][slot.name])
+    store.write(group, slots, memory)
+
+
+def _piece(shard: Shard, state: dict[str, Any]) -> dict[str, Tensor]:
+    """A shard's part of the states of its parameter. The small ones stay with the shard."""
+    shard.small = {}
+    own = {}
+    for name, value in state.items():
+        if name == "master" and not shard.master:
+            continue
+        if isinstance(value, Tensor):
+            value = _as_stepped(shard, name, local(value))
+        if _is_small(shard, name, value):
+            shard.small[name] = copy.deepcopy(value)
+        else:
+            own[name] = value
+    if shard.master and "master" not in own and state:
+        own["master"] = _values_of(shard).float()
+    return dict(sorted(own.items(), key=lambda item: item[0] != "master"))  # that one first
+
+
+def _values_of(shard: Shard) -> Tensor:
+    home = home_of(shard.param)
+    if home is None:
+        return shard.values()
+    memory = torch.empty(page_up(shard.nbytes), dtype=torch.uint8)
+    for operation in home.read(memory, shard.begin, shard.end):
+        operation.wait()
+    return shard.shaped(memory[: shard.nbytes].view(shard.param.dtype))
+
+
+def _is_small(shard: Shard, name: str, value: object) -> bool:
+    """Whether a state stays in memory."""
+    if not isinstance(value, Tensor) or name == "step":
+        return True
+    return value.dim() == 0 and (shard.whole or local(shard.param).dim() > 0)
+
+
+def _as_stepped(shard: Shard, name: str, value: Tensor) -> Tensor:
+    """A whole state from a file as the step needs it: in the dtype that torch would give it, and
+    only the part of this shard."""
+    dtype = value.dtype
+    device = None
+    if name == "step":
+        if shard.group.get("fused"):
+            dtype, device = torch.float32, local(shard.param).device
+    elif shard.param.is_floating_point():
+        dtype = shard.dtype
+    if not _is_small(shard, name, value) and not shard.whole:
+        value = flat_as(value, shard.stride)[shard.begin : shard.end]
+    return value.to(device=device, dtype=dtype)

@@ -1,0 +1,280 @@
+"""An optimizer whose states live on NVMe: what users call."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._memory.buffers import open_space
+from .._memory.layout import page_up
+from .._tracing import span
+from . import checkpoints
+from .gradients import GradientStore
+from .masters import Edits
+from .plan import LEAST_BYTES, Group, Needs, Plan
+from .step import Pace, Step
+from .stepper import Stepper
+from .store import StateStore
+from .supported import check
+
+_log = logging.getLogger("tensorferry")
+
+
+class Offloaded(torch.optim.Optimizer):
+    """A torch optimizer whose states live on NVMe. Made by offload(), AdamW and Adam.
+
+    Args:
+        optimizer: a torch optimizer. Its states, if it has any, move to the drive.
+        nvme_path: a directory on the drive, or several on several drives.
+        buffer_count, buffer_bytes: how many page-locked buffers a step uses, and their size.
+        pipeline_read: reads the next sub-groups while one is computed.
+        pipeline_write: lets the last writes of a step go on behind the next forward pass. If one
+            fails, the next step raises, and so does a forward pass that needs the lost weights.
+        offload_gradients: moves each gradient to the drive as soon as backward has computed it;
+            p.grad then stands for it.
+        master_weights: keeps copies in fp32, on the drive, of parameters in bf16 and fp16, and
+            steps those.
+        fast_init: False reserves the space on the drive now rather than at the first step.
+        handle_options: settings of the SwapSpace, such as engine or queue_depth.
+    """
+
+    __module__ = "tensorferry.optim"  # where users find it
+    is_offloaded = True
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        buffer_count: int = 4,
+        buffer_bytes: int = 64 << 20,
+        pipeline_read: bool = True,
+        pipeline_write: bool = False,
+        offload_gradients: bool = False,
+        master_weights: bool = False,
+        fast_init: bool = True,
+        **handle_options: Any,
+    ) -> None:
+        check(optimizer)
+        if buffer_count < 1 or buffer_bytes < 1:
+            raise ValueError(
+                f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
+                "least 1"
+            )
+        stepper = Stepper(optimizer)
+        needs = Needs(stepper.needs_whole, stepper.is_adam, master_weights, offload_gradients)
+        self._stepper = stepper
+        self._plan = Plan(buffer_bytes, needs)
+        self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
+        self._edits = Edits()
+        self._store: StateStore | None = None
+        self._gradients: GradientStore | None = None
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._store = self._open_store(nvme_path, buffer_count, handle_options)
+        try:
+            if not fast_init:
+                spare = sum(group.spare_bytes for group in self._plan.groups)
+                self._store.space.reserve(2 * spare)
+            if optimizer.state:
+                checkpoints.import_states(optimizer.state, self._plan, self._store)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._store.space.close()
+            raise
+        stepper.reset(self.param_groups)
+        stepper.retire()
+        if offload_gradients:
+            buffers_bytes = buffer_count * page_up(self._buffer_bytes())
+            self._gradients = GradientStore(self._plan, self._store.space, buffers_bytes)
+            for group in self.param_groups:
+                self._gradients.watch(group["params"])
+
+    def _buffer_bytes(self) -> int:
+        return max(self._plan.buffer_bytes, self._plan.largest, LEAST_BYTES)
+
+    def _open_store(
+        self, nvme_path: Any, buffer_count: int, handle_options: dict[str, Any]
+    ) -> StateStore:
+        size = self._buffer_bytes()
+        if size > self._plan.buffer_bytes:
+            _log.warning(
+                "buffer_bytes is %d, and the largest piece of a parameter with its states needs "
+                "%d: each buffer takes that much",
+                self._plan.buffer_bytes,
+                size,
+            )
+        every = buffer_count * page_up(size)
+        devices = {group.device.type for group in self._plan.groups}
+        # What is stepped on a GPU has its buffers there.
+        on_cpu = page_up(size) if devices and "cpu" not in devices else every
+        return StateStore(open_space(nvme_path, on_cpu, **handle_options), every)
+
+    def _open(self) -> StateStore:
+        """The store, if the states in it can be used."""
+        if self._store is None:
+            raise RuntimeError("this optimizer is closed")
+        self._store.check_usable()
+        return self._store
+
+    # --- parameters ---
+
+    def add_param_group(self, param_group: Group) -> None:
+        known = len(self.param_groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[known]
+        if self._store is not None:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            try:
+                trial = self._plan.trial()
+                trial.add(group)
+                self._check_room(trial, self._store)
+            except BaseException:
+                del self.param_groups[known]
+                raise
+        self._plan.add(group)
+        if self._gradients is not None:
+            self._gradients.watch(group["params"])
+
+    def _check_room(self, plan: Plan, store: StateStore) -> None:
+        room = store.space.stats()["buffer_bytes"]
+        if plan.largest > room:
+            raise ValueError(
+                f"the buffers hold {room} bytes, and a parameter with its states needs "
+                f"{plan.largest} at once: raise buffer_bytes"
+            )
+
+    def _cut_for(self, settings: list[Group], store: StateStore) -> None:
+        """Cuts the parameters anew if settings of their groups ask for more states than the plan
+        has, as amsgrad does. Drops the states then."""
+        settings = [{**group, **own} for group, own in zip(self.param_groups, settings)]
+        if self._plan.fits(settings):
+            return
+        if self._gradients is not None and len(self._gradients) > 0:
+            raise RuntimeError(
+                "amsgrad has changed, and gradients on the drive are cut as before: call "
+                "zero_grad() first"
+            )
+        plan = self._plan.trial()
+        for group, own in zip(self.param_groups, settings):
+            plan.add(group, own)
+        self._check_room(plan, store)
+        for sub_group in self._plan.groups:
+            store.drop(sub_group)
+        self._plan.adopt(plan)
+
+    # --- the step ---
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        gradient_scale: float | Tensor | None = None,
+    ) -> Any:
+        """Steps all parameters that have a gradient. Returns what `closure` returns. Multiplies the
+        gradients by `gradient_scale`, in fp32 where there are masters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        store = self._open()
+        store.settle()
+        plan = self._plan
+        if not plan.has_states:
+            self._cut_for(self.param_groups, store)
+        plan.check_groups(self.param_groups)
+        if self._gradients is not None:
+            self._gradients.collect()
+        with span("optimizer step"):
+            edited = self._edits.among(p for p, own in plan.shards.items() if own and own[0].master)
+            step = Step(
+                plan, store, self._stepper, self._gradients, self._pace, edited, gradient_scale
+            )
+            self._edits.note_rounded(step.run(self.param_groups))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        closed = self._store is None or self._store.closed
+        if set_to_none and self._gradients is not None and not closed:
+            self._gradients.drop()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """torch.nn.utils.clip_grad_norm_() over all parameters. The step scales gradients on the
+        drive when it reads them. Returns the norm."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+
+    # --- checkpoints ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the same names: each may load the other's. The states are mapped from
+        the drive, so saving them takes no memory; they stay those of now, also after later steps.
+        Parameters in bf16 and fp16 have their copy in fp32 as "master"."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        store = self._open()
+        store.settle()
+        result = checkpoints.pack(self.param_groups, self._plan, store)
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            changed = post_hook(self, result)
+            result = result if changed is None else changed
+        return result
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes states that state_dict() of this optimizer, or of torch's own, has returned. They
+        go to the drive one sub-group at a time: load the file with torch.load(..., mmap=True), and
+        memory never holds all of them."""
+        store = self._store
+        if store is None or store.closed:
+            raise RuntimeError("this optimizer is closed")
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = pre_hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        states = checkpoints.unpack(state_dict, self.param_groups, self._plan)
+        with contextlib.suppress(OSError):  # what is loaded replaces what failed
+            store.settle()
+        saved = state_dict["param_groups"]
+        self._cut_for(saved, store)
+        store.spoiled = "a checkpoint could not be loaded to the end"
+        for group, other in zip(self.param_groups, saved):
+            own = {name: value for name, value in other.items() if name != "params"}
+            group.update(copy.deepcopy(own))
+        checkpoints.import_states(states, self._plan, store)
+        self._edits.forget()
+        store.spoiled = None
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("an optimizer with states on NVMe cannot be pickled: save its state_dict()")
+
+    # --- life ---
+
+    def stats(self) -> dict[str, Any]:
+        """What the swap space holds and has moved: SwapSpace.stats()."""
+        if self._store is None:
+            raise RuntimeError("this optimizer is closed")
+        return self._store.space.stats()
+
+    def close(self) -> None:
+        """Waits for its writes and removes its files. The optimizer ends."""
+        if self._store is None or self._store.closed:
+            return
+        if self._gradients is not None:
+            self._gradients.close()
+        self._store.close()
+
+    def __repr__(self) -> str:
+        space = None if self._store is None else self._store.space
+        count = len(self._plan.shards)
+        return f"<tensorferry.optim.{self._stepper.name} of {count} parameters: {space!r}>"

@@ -1,0 +1,247 @@
+"""How an optimizer's parameters are cut into pieces that fit the buffers, and how the states of a
+piece lie in one record on the drive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
+from .._memory.stored_parameter import home_of
+from .masters import HALF
+
+Group = dict[str, Any]  # a parameter group of torch's
+
+# Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
+# the record its values and its gradient.
+STATE_PAGES = 4 * PAGE
+HELD_PAGES = STATE_PAGES + 2 * PAGE
+
+# The smallest buffer: a cut of any dtype with three states, its values and its gradient.
+LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
+
+
+@dataclass(eq=False)
+class Slot:
+    """Where one state tensor of a shard lies in its record."""
+
+    shard: Shard
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def of(self, memory: Tensor) -> Tensor:
+        """The state in memory that holds the record."""
+        return memory[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(eq=False)
+class Shard:
+    """Elements of a parameter: those from `begin` to `end` in the order of its memory, or all of it
+    if the optimizer needs its shape."""
+
+    param: Tensor
+    group: Group
+    size: torch.Size  # of this rank's part of the parameter, as are the strides
+    stride: tuple[int, ...]
+    begin: int
+    end: int
+    whole: bool
+    master: bool  # does the optimizer step a copy in fp32?
+    small: dict[str, Any] = field(default_factory=dict)  # states that stay in memory: step counts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.size) if self.whole else (self.numel,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.master else self.param.dtype
+
+    @property
+    def numel(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values, and of its gradient, in the dtype of the parameter."""
+        return self.numel * self.param.dtype.itemsize
+
+    def values(self) -> Tensor:
+        """The elements themselves, if the parameter is in memory."""
+        return self.cut_like(self.param)
+
+    def check_layout(self) -> None:
+        """Refuses a parameter in memory whose elements have moved: the step would change a copy."""
+        values = local(self.param)
+        moved = not self.whole and values.stride() != self.stride
+        if moved or values.size() != self.size:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(values.size())} and strides {values.stride()} had "
+                f"{tuple(self.size)} and {self.stride} when this optimizer was made: make it after "
+                "changing shapes and memory formats"
+            )
+
+    def cut_like(self, tensor: Tensor) -> Tensor:
+        """This part of a tensor of the parameter's shape, in any memory format."""
+        tensor = local(tensor)
+        if self.whole:
+            return tensor
+        return flat_as(tensor, self.stride)[self.begin : self.end]
+
+    def shaped(self, elements: Tensor) -> Tensor:
+        """Elements in the order of the parameter's memory, in the shape that is stepped."""
+        return elements.as_strided(self.size, self.stride) if self.whole else elements
+
+
+class SubGroup:
+    """Shards that are stepped together. Their states are one record on the drive."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.key = f"states/{number}"
+        self.device = device  # of its parameters
+        self.shards: list[Shard] = []
+        self.slots: list[Slot] = []  # empty before the first step
+        self.spare_bytes = 0  # the most that its first record may take
+
+    @property
+    def record_bytes(self) -> int:
+        return record_bytes(self.slots)
+
+    def lay_out(self, states: dict[Shard, dict[str, Tensor]]) -> list[Slot]:
+        """Slots for the states of each shard, in the order of the shards."""
+        slots = []
+        offset = 0
+        for shard in self.shards:
+            for name, tensor in states.get(shard, {}).items():
+                slot = Slot(shard, name, offset, tuple(tensor.shape), tensor.dtype)
+                slots.append(slot)
+                offset += page_up(slot.nbytes)
+        return slots
+
+
+def record_bytes(slots: list[Slot]) -> int:
+    """The size of a record with these slots."""
+    return page_up(slots[-1].offset + slots[-1].nbytes) if slots else 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a step needs of each element: states on the drive, and memory in a buffer."""
+
+    whole: bool  # parameters in their shape
+    is_adam: bool
+    masters: bool
+    stored_gradients: bool
+
+    def wants_master(self, param: Tensor) -> bool:
+        return self.masters and param.dtype in HALF
+
+    def element_bytes(self, settings: Group, param: Tensor) -> tuple[int, int]:
+        """(bytes of states, bytes in a buffer)"""
+        count = 2 if self.is_adam and not settings["amsgrad"] else 3  # at most, of torch's own
+        master = self.wants_master(param)
+        size = 4 if master else param.dtype.itemsize
+        states = count * size + (4 if master else 0)
+        held = states
+        if home_of(param) is not None:
+            held += param.dtype.itemsize
+        if master or self.stored_gradients:
+            held += size
+        return states, held
+
+
+class Plan:
+    """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
+
+    def __init__(self, buffer_bytes: int, needs: Needs) -> None:
+        self.buffer_bytes = buffer_bytes
+        self.needs = needs
+        self.largest = 0  # bytes that the largest sub-group takes in a buffer
+        self.groups: list[SubGroup] = []
+        self.shards: dict[Tensor, list[Shard]] = {}  # of each parameter
+        self._amsgrad: list[bool] = []  # of each group, when it was cut
+        self._filled = 0
+
+    @property
+    def has_states(self) -> bool:
+        return any(group.slots for group in self.groups)
+
+    def add(self, group: Group, settings: Group | None = None) -> None:
+        """Cuts the parameters of a group for its settings, or for those that it will get."""
+        settings = group if settings is None else settings
+        for param in group["params"]:
+            self.shards[param] = self._cut(group, param, *self.needs.element_bytes(settings, param))
+        self._amsgrad.append(bool(settings.get("amsgrad")))
+
+    def fits(self, settings: Iterable[Group]) -> bool:
+        """Whether groups with these settings need as many states as they were cut for."""
+        wanted = [bool(own.get("amsgrad")) for own in settings]
+        return not self.needs.is_adam or wanted == self._amsgrad
+
+    def trial(self) -> Plan:
+        """An empty plan of this kind."""
+        return Plan(self.buffer_bytes, self.needs)
+
+    def adopt(self, other: Plan) -> None:
+        """Becomes the other plan."""
+        vars(self).update(vars(other))
+
+    def check_groups(self, groups: list[Group]) -> None:
+        """Refuses to step other parameters than those of the plan."""
+        params = {param for group in groups for param in group["params"]}
+        cut_for = {id(own[0].group) for own in self.shards.values() if own}
+        if params != self.shards.keys() or not cut_for <= {id(group) for group in groups}:
+            raise RuntimeError(
+                "param_groups has other parameters or groups than this optimizer was made with: "
+                "use add_param_group(), or make a new optimizer"
+            )
+
+    def _cut(self, group: Group, param: Tensor, state_bytes: int, held_bytes: int) -> list[Shard]:
+        """The shards of a parameter; those of one on the drive are cut as it is cut there."""
+        values = local(param)
+        home = home_of(param)
+        if home is None:
+            check_dense(values)
+            size, stride = values.size(), values.stride()
+        else:
+            size, stride = home.size, home.stride
+        count = values.numel()
+        if count == 0:
+            return []
+        if self.needs.whole:
+            cuts = [(0, count)]
+        elif home is not None:
+            cuts = home.cuts
+        else:
+            most = max((self.buffer_bytes - HELD_PAGES) // held_bytes // CUT, 1) * CUT
+            cuts = [(at, min(at + most, count)) for at in range(0, count, most)]
+        master = self.needs.wants_master(param)
+        shards = []
+        for begin, end in cuts:
+            shard = Shard(param, group, size, stride, begin, end, self.needs.whole, master)
+            own = self._sub_group(values.device, (end - begin) * held_bytes + HELD_PAGES)
+            own.shards.append(shard)
+            own.spare_bytes += (end - begin) * state_bytes + STATE_PAGES
+            shards.append(shard)
+        return shards
+
+    def _sub_group(self, device: torch.device, nbytes: int) -> SubGroup:
+        """The sub-group that takes the next shard of so many bytes."""
+        full = self._filled + nbytes > self.buffer_bytes
+        if not self.groups or full or self.groups[-1].device != device:
+            self.groups.append(SubGroup(len(self.groups), device))
+            self._filled = 0
+        self._filled += nbytes
+        self.largest = max(self.largest, self._filled)
+        return self.groups[-1]

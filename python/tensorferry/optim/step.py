@@ -1,0 +1,368 @@
+"""One step of an optimizer whose states live on NVMe.
+
+A step goes through the sub-groups of the plan. While it computes one, the drive reads the next ones
+and writes the last ones.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._memory.buffers import letting_go
+from .._memory.heap import note_freed
+from .._memory.layout import page_up
+from .._memory.stored_parameter import home_of
+from .._notes import add_note
+from .._tracing import span
+from .masters import follow
+from .plan import Group, Plan, Shard, Slot, SubGroup, record_bytes
+from .stored_gradient import entry_of
+
+if TYPE_CHECKING:
+    from .._core import Operation
+    from .gradients import GradientStore
+    from .stepper import Stepper
+    from .store import StateStore
+
+
+@dataclass
+class Load:
+    """A sub-group on its way into a buffer: the record of its states, then the values that are on
+    the drive too, then gradients."""
+
+    group: SubGroup
+    active: list[Shard]  # those that have a gradient
+    record: Tensor
+    stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
+    gradients: dict[Shard, Tensor]
+    operations: list[Operation] = field(default_factory=list)
+
+    def unfinished(self) -> Operation | None:
+        """An operation that is not done yet."""
+        reading = next((one for one in self.operations if not one.done()), None)
+        return getattr(reading, "operation", reading)
+
+    def values(self, shard: Shard) -> Tensor:
+        if shard not in self.stored_values:
+            return shard.values()
+        memory = self.stored_values[shard][: shard.nbytes]
+        return shard.shaped(memory.view(shard.param.dtype))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far a step may run ahead of its computation and of its writes."""
+
+    loads: int  # sub-groups in buffers at a time
+    waits_for_writes: bool  # or lets the last ones go on behind the next forward pass
+
+
+class Step:
+    """Steps the sub-groups of a plan once, with what the optimizer hands it.
+
+    `edited` are the parameters that somebody has changed since their masters were rounded to them;
+    `scale` multiplies the gradients, in fp32 where there are masters."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: StateStore,
+        stepper: Stepper,
+        gradients: GradientStore | None,
+        pace: Pace,
+        edited: set[Tensor],
+        scale: float | Tensor | None,
+    ) -> None:
+        self._plan = plan
+        self._store = store
+        self._stepper = stepper
+        self._gradients = gradients
+        self._pace = pace
+        self._edited = edited
+        self._scale = scale
+        self._begun = False  # has anything changed?
+        self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
+
+    def run(self, param_groups: list[Group]) -> set[Tensor]:
+        """Makes the step. Returns the parameters that it has changed."""
+        work = [(group, active) for group in self._plan.groups if (active := _active(group))]
+        self._changes = [(group, {}) for group in param_groups]
+        takes_memory = self._takes_memory(param_groups)
+        loads: collections.deque[Load] = collections.deque()
+        done = 0
+        try:
+            for done in range(len(work)):
+                with letting_go():
+                    self._begin_ahead(work[done:], loads)
+                    # Nobody else may hold the load: its buffer is free when its writes are done.
+                    self._compute(loads.popleft())
+                if takes_memory:
+                    note_freed(work[done][0].spare_bytes)
+            done = len(work)
+            for group, changes in self._changes:
+                group.update(changes)
+            if self._pace.waits_for_writes:
+                self._store.settle()
+        except BaseException as error:
+            self._fail(error, done, len(work), loads)
+            raise
+        return {shard.param for _, active in work for shard in active}
+
+    def _takes_memory(self, param_groups: list[Group]) -> bool:
+        """Whether computing takes memory besides the buffers. torch's fused Adam does not."""
+        fused = self._stepper.is_adam and all(group.get("fused") for group in param_groups)
+        return not fused or (self._plan.needs.masters and self._gradients is not None)
+
+    def _fail(
+        self, error: BaseException, done: int, total: int, loads: collections.deque[Load]
+    ) -> None:
+        if self._begun:  # said first of all: another Ctrl-C may come while the writes finish
+            self._store.spoil(
+                f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
+                "belong to different steps"
+            )
+        for load in loads:
+            for operation in load.operations:
+                operation.cancel()
+        loads.clear()
+        try:
+            self._store.settle()
+        except OSError:  # the store remembers it
+            pass
+        if self._store.spoiled is not None:
+            add_note(error, self._store.spoiled + "; load a checkpoint before you go on")
+
+    # --- loading ---
+
+    def _begin_ahead(
+        self, work: list[tuple[SubGroup, list[Shard]]], loads: collections.deque[Load]
+    ) -> None:
+        """Begins to load the first sub-group, and those after it that find a free buffer before the
+        first has arrived."""
+        while len(loads) < min(self._pace.loads, len(work)):
+            load = self._begin(*work[len(loads)], loads[0] if loads else None)
+            if load is None:
+                break
+            loads.append(load)
+
+    def _begin(self, group: SubGroup, active: list[Shard], ahead: Load | None) -> Load | None:
+        """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
+        ahead of it has arrived."""
+        known = {slot.shard for slot in group.slots}
+        # States that are new make a new record in the place of the old one.
+        spare = 0 if known.issuperset(active) else group.spare_bytes
+        end = page_up(max(group.record_bytes, spare))
+        record, values, gradients = slice(0, end), {}, {}
+        for shard in active:
+            if home_of(shard.param) is not None:
+                values[shard] = slice(end, end := end + page_up(shard.nbytes))
+            if shard.master or self._is_stored(shard):
+                itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
+                gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
+        memory = self._take(group.device, end, ahead)
+        if memory is None:
+            return None
+        load = Load(
+            group,
+            active,
+            memory[record],
+            {shard: memory[part] for shard, part in values.items()},
+            {shard: memory[part] for shard, part in gradients.items()},
+        )
+        self._start_reads(load, known)
+        return load
+
+    def _take(self, device: torch.device, nbytes: int, ahead: Load | None) -> Tensor | None:
+        if ahead is None:
+            return self._store.take(device, nbytes)
+        return self._store.take_before(device, nbytes, ahead.unfinished)
+
+    def _start_reads(self, load: Load, known: set[Shard]) -> None:
+        with self._store.reading(load.group.device):
+            if load.group.slots:
+                load.operations.append(self._store.read(load.group, load.record))
+            for shard, memory in load.gradients.items():
+                if self._gradients is not None and self._gradients.has(shard):
+                    load.operations += self._gradients.read(shard, memory)
+        # Outside: values that are in memory are copied by the stream that computes.
+        for shard, memory in load.stored_values.items():
+            if not (shard.master and shard in known) or shard.param in self._edited:
+                home = home_of(shard.param)
+                load.operations += home.read(memory, shard.begin, shard.end)
+
+    def _is_stored(self, shard: Shard) -> bool:
+        return self._gradients is not None and self._gradients.has(shard)
+
+    # --- computing ---
+
+    def _compute(self, load: Load) -> None:
+        with span("wait for states"):
+            for operation in load.operations:
+                operation.wait()
+        is_first = not load.group.slots and self._stepper.is_adam
+        slots = _first_states(load) if is_first else load.group.slots
+        tensors: dict[Shard, Tensor] = {}  # that are stepped
+        states: dict[Shard, dict[str, Tensor]] = {}  # that go to the drive
+        lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
+        groups: dict[int, Group] = {}
+        for shard in load.group.shards:
+            states[shard] = {s.name: s.of(load.record) for s in slots if s.shard is shard}
+            if shard not in load.active:
+                continue
+            tensor = tensors[shard] = self._stepped(load, shard, states[shard], is_first)
+            tensor.grad = self._gradient(load, shard)
+            lent[tensor] = {**shard.small, **states[shard]}
+            if is_first:
+                device = tensor.device if shard.group.get("fused") else None
+                lent[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
+            own = groups.setdefault(id(shard.group), {**shard.group, "params": []})
+            own["params"].append(tensor)
+        self._begun = True
+        stepped = self._stepper.step(list(groups.values()), lent)
+        self._note_changes(groups)
+        for shard, tensor in tensors.items():
+            tensor.grad = None
+            states[shard] = _large_states(shard, tensor, stepped[tensor])
+            if shard.master:
+                load.values(shard).copy_(tensor)
+        self._write(load, states)
+
+    def _stepped(
+        self, load: Load, shard: Shard, states: dict[str, Tensor], is_first: bool
+    ) -> Tensor:
+        """The tensor that the optimizer steps: the values, or the master, taken out of `states`."""
+        values = load.values(shard)
+        if not shard.master:
+            return values
+        if "master" not in states:
+            return values.float()
+        master = states.pop("master")
+        if shard.param in self._edited and not is_first:
+            follow(master, values)
+        return master
+
+    def _gradient(self, load: Load, shard: Shard) -> Tensor:
+        """The gradient of a shard, in the dtype that is stepped."""
+        stored = self._gradients if self._is_stored(shard) else None
+        if stored is not None:
+            gradient = shard.shaped(stored.result(shard, load.gradients[shard]))
+        else:
+            gradient = shard.cut_like(_dense_gradient(shard.param))
+        if gradient.dtype != shard.dtype:
+            if stored is not None:
+                gradient = gradient.clone()  # it lies where the result goes
+            memory = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
+            gradient = shard.shaped(memory.view(shard.dtype)).copy_(gradient)
+        if self._scale is not None:
+            gradient.mul_(self._scale)
+        return gradient
+
+    def _note_changes(self, groups: dict[int, Group]) -> None:
+        """Optimizers may count in their groups. All sub-groups begin with the group as it was
+        before the step, so all must come to the same."""
+        for group, changes in self._changes:
+            for name, value in groups.get(id(group), {}).items():
+                if name == "params" or (name in group and value is group[name]):
+                    continue
+                if name in changes and not _is_same(changes[name], value):
+                    raise RuntimeError(
+                        f"{self._stepper.name} computes '{name}' of a group from all of its "
+                        "parameters at once, so its states cannot be brought in piece by piece"
+                    )
+                changes[name] = value
+
+    # --- storing ---
+
+    def _write(self, load: Load, states: dict[Shard, dict[str, Tensor]]) -> None:
+        """Starts to write the states, and the values of weights on the drive. States that were read
+        lie in the buffer already."""
+        slots = load.group.lay_out(states)
+        size = record_bytes(slots)
+        if size == 0:
+            self._store.drop(load.group)
+        else:
+            memory = _collected(load.record, slots, size, states)
+            self._store.write(load.group, slots, memory)
+        for shard, memory in load.stored_values.items():
+            home = home_of(shard.param)
+            self._store.note_writes(home.write(memory, shard.begin, shard.end))
+
+
+def _active(group: SubGroup) -> list[Shard]:
+    """The shards that have a gradient."""
+    active = [shard for shard in group.shards if shard.param.grad is not None]
+    for shard in active:
+        if home_of(shard.param) is None:
+            shard.check_layout()
+    return active
+
+
+def _dense_gradient(param: Tensor) -> Tensor:
+    gradient = param.grad
+    assert gradient is not None  # only active shards are stepped
+    if gradient.layout != torch.strided:
+        raise RuntimeError("gradients must be dense to be stepped with states on NVMe")
+    # A gradient on the drive belongs to another optimizer.
+    return gradient if entry_of(gradient) is None else gradient.clone()
+
+
+def _first_states(load: Load) -> list[Slot]:
+    """Makes Adam's states before its first step, as torch does, but in the buffer: memory from
+    elsewhere, taken and given back for each sub-group, adds up in the heap."""
+    made = {}
+    for shard in load.active:
+        names = ["master"] if shard.master else []
+        names += ["exp_avg", "exp_avg_sq"]
+        names += ["max_exp_avg_sq"] if shard.group["amsgrad"] else []
+        like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
+        made[shard] = dict.fromkeys(names, like)
+    slots = load.group.lay_out(made)
+    for slot in slots:
+        state = slot.of(load.record).zero_()
+        if slot.name == "master":
+            state.copy_(load.values(slot.shard))
+    return slots
+
+
+def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[str, Tensor]:
+    """Keeps the small states in memory and returns those that go to the drive."""
+    large = {"master": tensor} if shard.master else {}
+    shard.small = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dim() > 0:
+            large[name] = value
+        else:
+            shard.small[name] = value
+    return large
+
+
+def _collected(
+    memory: Tensor, slots: list[Slot], size: int, states: dict[Shard, dict[str, Tensor]]
+) -> Tensor:
+    """Memory with all states in their slots: the buffer itself if it is large enough."""
+    begin = memory.data_ptr()
+    end = begin + memory.numel()
+    if size > memory.numel():
+        memory = torch.empty(size, dtype=torch.uint8, device=memory.device)
+    for slot in slots:  # a state that moves within the buffer may overwrite others
+        source = states[slot.shard][slot.name]
+        moves = source.data_ptr() != memory.data_ptr() + slot.offset
+        if moves and begin <= source.data_ptr() < end:
+            states[slot.shard][slot.name] = source.clone()
+    for slot in slots:
+        target = slot.of(memory)
+        source = states[slot.shard][slot.name]
+        if source.data_ptr() != target.data_ptr():
+            target.copy_(source)
+    return memory
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)

@@ -1,0 +1,135 @@
+"""The states of an optimizer on the drive, and the buffers that they pass through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._memory.gpu_pool import GpuPool
+from .._tracing import span
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .._core import Operation, SwapBuffer, SwapSpace
+    from .plan import Slot, SubGroup
+
+
+class StateStore:
+    """Reads and writes the records of sub-groups, one buffer each, and remembers failed writes.
+
+    The drive holds the states of the last step only while `spoiled` is None: otherwise that says
+    why they cannot be used."""
+
+    def __init__(self, space: SwapSpace, gpu_bytes: int) -> None:
+        self.space = space
+        self.spoiled: str | None = None
+        self.writes: list[Operation] = []  # under way, oldest first
+        self._gpu_bytes = gpu_bytes  # for the sub-groups of one GPU together
+        self._gpu_pools: dict[torch.device, GpuPool] = {}
+
+    @property
+    def closed(self) -> bool:
+        return self.space.closed
+
+    # --- buffers ---
+
+    def take(self, device: torch.device, nbytes: int) -> Tensor:
+        """Returns a buffer on the device that steps, waiting until enough of them are free."""
+        if device.type == "cpu":
+            with span("wait for room"):
+                return _tensor(self.space.take(nbytes))
+        pool = self._pool(device)
+        while (memory := pool.take(nbytes, beyond=not self.writes)) is None:
+            self.writes[0].wait()
+            del self.writes[0]  # not before: Ctrl-C must not lose one that has failed
+        return memory
+
+    def take_before(
+        self, device: torch.device, nbytes: int, unfinished: Callable[[], Operation | None]
+    ) -> Tensor | None:
+        """Returns a buffer, or None if none frees up before `unfinished` returns no read any more.
+        On a GPU it never waits."""
+        if device.type != "cpu":
+            return self._pool(device).take(nbytes)
+        with span("wait for room"):
+            while True:
+                operation = unfinished()
+                try:
+                    timeout = 0 if operation is None else None
+                    return _tensor(self.space.take(nbytes, timeout, until=operation))
+                except TimeoutError:
+                    if operation is None:
+                        return None
+
+    def reading(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Inside, reads into buffers on this device start at once."""
+        if device.type == "cpu":
+            return contextlib.nullcontext()
+        return self._pool(device).reading()
+
+    def _pool(self, device: torch.device) -> GpuPool:
+        if device not in self._gpu_pools:
+            self._gpu_pools[device] = GpuPool(device, self._gpu_bytes)
+        return self._gpu_pools[device]
+
+    # --- records ---
+
+    def read(self, group: SubGroup, memory: Tensor) -> Operation:
+        """Starts to read the record of a sub-group."""
+        return self.space.get(group.key, memory[: group.record_bytes])
+
+    def write(self, group: SubGroup, slots: list[Slot], memory: Tensor) -> None:
+        """Starts to write a new record in the place of the old one."""
+        group.slots = slots
+        self.writes.append(self.space.put(group.key, memory[: group.record_bytes]))
+
+    def note_writes(self, operations: Iterable[Operation]) -> None:
+        """Adds writes that settle() must wait for too."""
+        self.writes += operations
+
+    def drop(self, group: SubGroup) -> None:
+        """Forgets the record of a sub-group."""
+        group.slots = []
+        self.space.drop(group.key)
+
+    # --- failures ---
+
+    def settle(self) -> None:
+        """Waits for all writes. Raises the first failure, and the states are spoiled then."""
+        failed = None
+        for operation in self.writes:
+            try:
+                operation.wait()
+            except OSError as error:
+                failed = failed or error
+        self.writes = []  # not before: Ctrl-C must not lose one that has failed
+        if failed is not None:
+            self.spoil(
+                "the drive did not take what the last step computed, so some states are those of "
+                f"the step before ({failed})"
+            )
+            raise failed
+
+    def spoil(self, why: str) -> None:
+        """The states cannot be used from now on. The first reason stays."""
+        self.spoiled = self.spoiled or why
+
+    def check_usable(self) -> None:
+        if self.closed:
+            raise RuntimeError("this optimizer is closed")
+        if self.spoiled is not None:
+            raise RuntimeError(self.spoiled + "; load a checkpoint (load_state_dict)")
+
+    def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self.space.close()
+
+
+def _tensor(buffer: SwapBuffer) -> Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8)
