@@ -65,8 +65,9 @@ class TENSORFERRY_EXPORT Handle {
   // here; everything later is the operation's error. A read past the end of the file is an error;
   // a write extends the file but never cuts off what was there. A write that fails or is cancelled
   // may have changed some of the bytes it was to overwrite; what it added to the end of the file is
-  // cut off again. Writes that overlap in time must not overlap in the file. A process that is
-  // killed in a write may leave zeros up to the end that the file was to have: the end moves first.
+  // cut off again, and nothing else. Writes that overlap in time must not overlap in the file. A
+  // process that is killed in a write may leave zeros up to the end that the file was to have: the
+  // end moves first.
   Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
                  CudaStream stream = {});
   Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,

@@ -57,7 +57,9 @@ class [[nodiscard]] TENSORFERRY_EXPORT Operation {
   // Calls `then` exactly once when the operation is done: on the thread that ends it, or at once on
   // this one if it has ended. `then` must be quick and must not throw, nor wait for an operation.
   // It may destroy the Handle: its workers then end the rest by themselves, so memory in use must
-  // stay valid until the other operations are done().
+  // stay valid until the other operations are done(). It may fork: a child that returns from `then`
+  // on a thread of the library ends there, with status 0, and one that calls exec() is not
+  // concerned.
   void when_done(std::function<void()> then) const;
 
   [[nodiscard]] std::optional<Error> error() const;    // none before done() and after success

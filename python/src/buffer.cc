@@ -63,6 +63,17 @@ const Torch* torch_if_imported() {
   return &found;
 }
 
+// Set by never_fill().
+struct NeverFilled {
+  PyTypeObject* type = nullptr;
+  PyObject* refusal = nullptr;
+};
+
+NeverFilled& never_filled() {
+  static NeverFilled known;
+  return known;
+}
+
 nb::object get(nb::handle object, PyObject* name) {
   PyObject* value = PyObject_GetAttr(object.ptr(), name);
   if (value == nullptr) throw nb::python_error();
@@ -117,6 +128,14 @@ CudaStream current_stream(nb::handle tensor) {
   return {pointer(nb::object(stream.attr("cuda_stream")))};
 }
 
+void check_filling(nb::handle tensor) {
+  const NeverFilled& known = never_filled();
+  if (known.type == nullptr || PyType_IsSubtype(Py_TYPE(tensor.ptr()), known.type) == 0) return;
+  const nb::object error = nb::handle(known.refusal)("a read into this tensor");
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
 // Why a tensor that is elsewhere or not dense cannot be transferred.
 [[noreturn]] void refuse_tensor(nb::handle tensor, const Torch& torch, Reach reach) {
   const std::string device = nb::str(get(tensor, names().device)).c_str();
@@ -141,6 +160,10 @@ bool is_tensor(nb::handle object) noexcept {
   return torch != nullptr && PyType_IsSubtype(Py_TYPE(object.ptr()), torch->tensor) != 0;
 }
 
+void never_fill(nb::type_object type, nb::callable refusal) {
+  never_filled() = {reinterpret_cast<PyTypeObject*>(type.release().ptr()), refusal.release().ptr()};
+}
+
 std::span<const std::byte> tensor_bytes(nb::handle tensor) noexcept {
   try {
     if (!is_tensor(tensor) || !is_true(get(tensor, names().is_cpu))) return {};
@@ -163,6 +186,7 @@ Buffer::Buffer(nb::handle object, Use use, Reach reach) {
 
 void Buffer::take_tensor(nb::handle tensor, Use use, Reach reach) {
   const Torch& torch = *torch_if_imported();
+  if (use == Use::fill) check_filling(tensor);
   const bool on_cpu = is_true(get(tensor, names().is_cpu));
   const bool on_gpu = !on_cpu && reach == Reach::gpu_too && is_true(get(tensor, names().is_cuda));
   if (get(tensor, names().layout).ptr() != torch.strided || (!on_cpu && !on_gpu)) {

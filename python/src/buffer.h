@@ -55,6 +55,10 @@ class Buffer {
 // Whether it is a torch tensor; torch is never imported for the question.
 [[nodiscard]] bool is_tensor(nb::handle object) noexcept;
 
+// Tensors of a class whose memory is never filled, since nobody would see it: `refusal(what)` makes
+// the exception that says what to do instead.
+void never_fill(nb::type_object type, nb::callable refusal);
+
 // The memory of a torch tensor on the CPU, or an empty span if there is none. Never throws.
 [[nodiscard]] std::span<const std::byte> tensor_bytes(nb::handle tensor) noexcept;
 

@@ -118,7 +118,9 @@ void Dock::settle() {
     }
     flight->let_go();
   }
-  if (cut_short > 0) {
+  if (cut_short == 1) {
+    log("1 read was cancelled because its handle was ended");
+  } else if (cut_short > 1) {
     log(std::to_string(cut_short) + " reads were cancelled because their handle was ended");
   }
 }

@@ -2,6 +2,7 @@
 
 
 
+from collections.abc import Callable
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Literal
@@ -158,6 +159,11 @@ def retire(address: int) -> bool:
 def pinned_stats() -> dict[str, Any]: ...
 
 def byte_count(buffer: object | None) -> int: ...
+
+def never_fill(type: type, refusal: Callable) -> None:
+    """
+    Refuses to read into tensors of this class, with what refusal(what) returns.
+    """
 
 def copy(to: object, source: object) -> None:
     """

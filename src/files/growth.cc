@@ -1,7 +1,6 @@
 #include "files/growth.h"
 
 #include <pthread.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <functional>
@@ -9,24 +8,32 @@
 #include <mutex>
 #include <utility>
 
-namespace tensorferry::files {
+#include "files/identity.h"
 
-namespace {
+namespace tensorferry::files {
 
 // The operations under way that make one file longer.
 struct Growing {
-  std::uint64_t old_end = 0;
-  std::uint64_t reached = 0;  // the furthest end of all of them
+  explicit Growing(const Identity& known_as) : file(known_as) {}
+  ~Growing();
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+
+  const Identity file;
+  std::mutex mutex;  // guards what follows, and the end of the file while it is found or cut
   unsigned pending = 0;
+  std::uint64_t old_end = 0;
+  std::uint64_t reached = 0;          // the furthest end of all of them
+  std::uint64_t kept_end = 0;         // and of those that have succeeded
   std::vector<Growth::Range> failed;  // with room for all of them
   std::size_t ranges = 0;
 };
 
-using Inode = std::pair<std::uint64_t, std::uint64_t>;  // with its device
+namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::map<Inode, Growing> growing;
+  std::mutex mutex;  // never held while the system is asked for anything
+  std::map<Identity, std::weak_ptr<Growing>> growing;
 };
 
 // Never destroyed: operations may end after main() has returned.
@@ -43,55 +50,67 @@ Registry& registry() {
                      registry().mutex.unlock();
                    });
 
-// Where the file ends once what failed is gone: from the end down, ranges that failed and holes are
-// taken away, until there is data of somebody else.
-std::uint64_t whole_end(OpenFile& file, std::uint64_t size, Growing& growing) {
-  const std::uint64_t least = growing.old_end;
+std::shared_ptr<Growing> growing_of(const Identity& file) {
+  const std::lock_guard lock(registry().mutex);
+  std::weak_ptr<Growing>& known = registry().growing[file];
+  std::shared_ptr<Growing> growing = known.lock();
+  if (growing == nullptr) known = growing = std::make_shared<Growing>(file);
+  return growing;
+}
+
+// Where the file ends once what failed is gone: from the end down, ranges that failed are taken
+// away, until there is something else.
+std::uint64_t whole_end(std::uint64_t size, Growing& growing) {
   std::uint64_t end = size;
   std::ranges::sort(growing.failed, std::greater(), &Growth::Range::begin);
   for (const Growth::Range& range : growing.failed) {
-    if (end > range.end) {
-      end = file.data_end(range.end, end);
-      if (end > range.end) return end;
-    }
-    end = std::min(end, std::max(range.begin, least));
-    if (end <= least) return least;
+    if (range.begin < end && end <= range.end) end = range.begin;
   }
-  return file.data_end(least, end);
+  return std::max({end, growing.old_end, growing.kept_end});
 }
 
 Status cut(OpenFile& file, Growing& growing) {
   const Result<std::uint64_t> size = file.size();
   if (!size.ok()) return size.error();
-  if (size.value() > growing.reached || size.value() <= growing.old_end) return Nothing{};
-  const std::uint64_t end = whole_end(file, size.value(), growing);
+  if (size.value() > growing.reached) return Nothing{};
+  const std::uint64_t end = whole_end(size.value(), growing);
   return end < size.value() ? file.resize(end) : Nothing{};
 }
 
 }  // namespace
 
+Growing::~Growing() {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().growing.find(file);
+  if (found != registry().growing.end() && found->second.expired()) {
+    registry().growing.erase(found);
+  }
+}
+
 std::optional<Growth> Growth::begin(std::shared_ptr<OpenFile> file, std::vector<Range> ranges) {
+  if (!file->regular()) return std::nullopt;
   std::uint64_t reached = 0;
   for (const Range& range : ranges) reached = std::max(reached, range.end);
-  const std::lock_guard lock(registry().mutex);
-  struct statx facts{};
-  if (!file->look_at(STATX_SIZE | STATX_INO, &facts)) return std::nullopt;
-  const Inode inode{(std::uint64_t{facts.stx_dev_major} << 32) | facts.stx_dev_minor,
-                    facts.stx_ino};
-  auto found = registry().growing.find(inode);
-  const std::uint64_t old_end =
-      found != registry().growing.end() ? found->second.old_end : facts.stx_size;
-  if (reached <= old_end) return std::nullopt;
-  if (found == registry().growing.end()) {
-    found = registry().growing.emplace(inode, Growing{}).first;
-    found->second.old_end = old_end;
+  std::shared_ptr<Growing> growing = growing_of(file->identity());
+  std::uint64_t old_end = 0;
+  {
+    const std::lock_guard lock(growing->mutex);
+    if (growing->pending == 0) {
+      const Result<std::uint64_t> size = file->size();
+      if (!size.ok()) return std::nullopt;
+      growing->old_end = size.value();
+      growing->reached = growing->kept_end = 0;
+      growing->ranges = 0;
+      growing->failed.clear();
+    }
+    old_end = growing->old_end;
+    if (reached <= old_end) return std::nullopt;
+    growing->ranges += ranges.size();
+    growing->failed.reserve(growing->ranges);
+    growing->reached = std::max(growing->reached, reached);
+    ++growing->pending;
   }
-  Growing& growing = found->second;
-  growing.ranges += ranges.size();
-  growing.failed.reserve(growing.ranges);
-  growing.reached = std::max(growing.reached, reached);
-  ++growing.pending;
-  return Growth(std::move(file), std::move(ranges), old_end, inode);
+  return Growth(std::move(file), std::move(ranges), old_end, std::move(growing));
 }
 
 Growth::~Growth() {
@@ -104,17 +123,18 @@ Status Growth::cut_back() noexcept { return end(Outcome::failed); }
 
 Status Growth::end(Outcome outcome) noexcept {
   const std::shared_ptr<OpenFile> file = std::move(file_);
-  const std::lock_guard lock(registry().mutex);
-  const auto found = registry().growing.find(inode_);
-  if (generation_ != os::fork_generation() || found == registry().growing.end()) return Nothing{};
-  Growing& growing = found->second;
+  const std::shared_ptr<Growing> growing = std::move(growing_);
+  if (generation_ != os::fork_generation()) return Nothing{};
+  const std::lock_guard lock(growing->mutex);
   if (outcome == Outcome::failed) {
-    growing.failed.insert(growing.failed.end(), ranges_.begin(), ranges_.end());
+    growing->failed.insert(growing->failed.end(), ranges_.begin(), ranges_.end());
+  } else {
+    for (const Range& range : ranges_) {
+      growing->kept_end = std::max(growing->kept_end, range.end);
+    }
   }
-  if (--growing.pending > 0) return Nothing{};
-  Growing ended = std::move(growing);
-  registry().growing.erase(found);
-  return ended.failed.empty() ? Nothing{} : cut(*file, ended);
+  if (--growing->pending > 0 || growing->failed.empty()) return Nothing{};
+  return cut(*file, *growing);
 }
 
 }  // namespace tensorferry::files

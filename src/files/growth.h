@@ -13,11 +13,18 @@
 
 namespace tensorferry::files {
 
+struct Growing;
+
 // Writes of one operation to one file that reach past its end. When the last such operation of the
-// process on that file has ended and some have failed, the file is cut back: to its old end, or to
-// the end of the last data behind it that a failed write has not written. Data of others is never
-// cut, nor is a file that somebody else has made longer still. Thread-safe. In a forked child the
-// operations are the parent's, and nothing is cut.
+// process on that file has ended and some have failed, the file is cut back: to where the failed
+// ranges at its end begin, and never below its old end or what another operation has written.
+//
+// Only bytes that failed writes were to write are cut off. What lies below a gap stays, also a
+// hole: another process may be writing there at this moment, and the kernel shows a hole until its
+// bytes have arrived. A file that somebody else has made longer still stays as it is.
+//
+// Thread-safe. A file system that does not answer holds up whoever writes to the same file, and
+// nobody else, nor a fork. In a forked child the operations are the parent's, and nothing is cut.
 class Growth {
  public:
   struct Range {
@@ -44,14 +51,17 @@ class Growth {
   enum class Outcome : std::uint8_t { kept, failed };
 
   Growth(std::shared_ptr<OpenFile> file, std::vector<Range> ranges, std::uint64_t old_end,
-         std::pair<std::uint64_t, std::uint64_t> inode) noexcept  // NOLINT(modernize-pass-by-value)
-      : file_(std::move(file)), ranges_(std::move(ranges)), old_end_(old_end), inode_(inode) {}
+         std::shared_ptr<Growing> growing) noexcept
+      : file_(std::move(file)),
+        ranges_(std::move(ranges)),
+        old_end_(old_end),
+        growing_(std::move(growing)) {}
   Status end(Outcome outcome) noexcept;
 
   std::shared_ptr<OpenFile> file_;  // nullptr once it has ended
   std::vector<Range> ranges_;
   std::uint64_t old_end_;
-  std::pair<std::uint64_t, std::uint64_t> inode_;  // with its device
+  std::shared_ptr<Growing> growing_;
   std::uint64_t generation_ = os::fork_generation();
 };
 

@@ -67,11 +67,22 @@ bool refused_for_good(int code) noexcept {
   return code == EACCES || code == EPERM || code == ENOENT;
 }
 
+// Whether it is the mode of the file that forbids it, or the want of /proc.
+bool forbidden(int code) noexcept { return code == EACCES || code == EPERM; }
+
 std::string why_not_twice(int code) {
-  const bool forbidden = code == EACCES || code == EPERM;
-  return forbidden ? "its mode does not let it be opened a second time"
-                   : "without /proc it cannot be opened a second time";
+  return forbidden(code) ? "its mode does not let it be opened a second time"
+                         : "without /proc it cannot be opened a second time";
 }
+
+std::string why_demoted(int code) {
+  return why_not_twice(code) + ", so parts of blocks and O_DIRECT exclude each other";
+}
+
+// Files refer to them to the end. Made when the library is loaded: a forked child might wait for
+// ever for another thread to make them at first use.
+const std::string& demoted_by_mode = *new std::string(why_demoted(EACCES));
+const std::string& demoted_without_proc = *new std::string(why_demoted(ENOENT));
 
 }  // namespace
 
@@ -79,8 +90,9 @@ OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
     : system_(system), path_(std::move(path)), open_flags_(open_flags) {}
 
 OpenFile::~OpenFile() {
+  const int buffered = buffered_fd_.load(std::memory_order_acquire);
   if (direct_fd_ >= 0) system_.close(direct_fd_);
-  if (buffered_fd_ >= 0 && buffered_fd_ != direct_fd_) system_.close(buffered_fd_);
+  if (buffered >= 0 && buffered != direct_fd_) system_.close(buffered);
 }
 
 Error OpenFile::failure(const char* operation, int code) const {
@@ -155,7 +167,6 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   const int flags = system.flags(descriptor);
   std::shared_ptr<OpenFile> file(
       new OpenFile(system, std::move(path), flags < 0 ? O_RDONLY : flags & O_ACCMODE));
-  file->borrowed_ = true;
   const auto refuse = [&file](int code, const char* hint) {
     return Error({.operation = "use descriptor",
                   .path = file->path(),
@@ -182,7 +193,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
                     "it was opened with O_NONBLOCK, and the file cannot be "
                     "opened a second time without; open it without");
     }
-    (direct ? file->direct_fd_ : file->buffered_fd_) = waits.value();
+    file->set(direct, waits.value());
     file->own_flags_ = direct;
     system.close(fd);
   }
@@ -206,11 +217,19 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   return file;
 }
 
+void OpenFile::set(bool direct, int fd) noexcept {
+  if (direct) {
+    direct_fd_ = fd;
+  } else {
+    buffered_fd_ = fd;
+  }
+}
+
 // Takes over an open descriptor and learns what it is.
 Status OpenFile::adopt(int fd, bool direct) {
-  (direct ? direct_fd_ : buffered_fd_) = fd;
+  set(direct, fd);
   struct statx facts{};
-  const unsigned mask = STATX_TYPE | STATX_DIOALIGN;
+  const unsigned mask = STATX_TYPE | STATX_INO | STATX_DIOALIGN;
   if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
   if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
   if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
@@ -222,6 +241,7 @@ Status OpenFile::adopt(int fd, bool direct) {
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
   regular_ = S_ISREG(facts.stx_mode);
+  identity_ = identity_of(facts);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
                      : &device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
   return direct ? learn_alignment(facts) : Nothing{};
@@ -293,16 +313,27 @@ Result<int> OpenFile::reopen_by_path(int flags) {
                 .hint = "/proc is not mounted, and the file is not at this path; mount /proc"});
 }
 
+// Several threads may open it at once: the first one's counts.
 Result<int> OpenFile::buffered_fd() {
-  const std::lock_guard lock(mutex_);
-  if (buffered_fd_ >= 0) return buffered_fd_;
-  Result<int> fd = reopen(0);
-  if (fd.ok()) {
-    buffered_fd_ = fd.value();
-    return fd;
+  const int known = buffered_fd_.load(std::memory_order_acquire);
+  if (known >= 0) return known;
+  const Result<int> opened = reopen(0);
+  int first = -1;
+  if (opened.ok()) {
+    if (buffered_fd_.compare_exchange_strong(first, opened.value())) return opened;
+    system_.close(opened.value());
+    return first;
   }
-  const int code = fd.error().code();
-  if (!refused_for_good(code)) return fd;
+  first = buffered_fd_.load(std::memory_order_acquire);
+  return first >= 0 ? Result<int>(first) : demote(opened.error());
+}
+
+// Nobody else has this description, unless this process was forked since. Requests under way are
+// served as they began; what comes later goes through the page cache, whole blocks and parts of
+// blocks alike.
+Result<int> OpenFile::demote(const Error& refusal) {
+  const int code = refusal.code();
+  if (!refused_for_good(code)) return refusal;
   if (!own_flags_) {
     return Error({.operation = "open a second time",
                   .path = path_,
@@ -312,13 +343,11 @@ Result<int> OpenFile::buffered_fd() {
                   .hint = why_not_twice(code) +
                           ", and parts of blocks need a descriptor without O_DIRECT: lend one"});
   }
-  // Nobody else has this description. Requests under way are served as they began; what comes later
-  // goes through the page cache, whole blocks and parts of blocks alike.
-  if (system_.set_flags(direct_fd_, 0) < 0) return fd;
-  demotion_reason_ = why_not_twice(code) + ", so parts of blocks and O_DIRECT exclude each other";
-  buffered_fd_ = direct_fd_;
-  demoted_.store(true, std::memory_order_release);
-  return buffered_fd_;
+  if (system_.set_flags(direct_fd_, 0) < 0) return refusal;
+  demotion_reason_.store(forbidden(code) ? &demoted_by_mode : &demoted_without_proc,
+                         std::memory_order_release);
+  int first = -1;
+  return buffered_fd_.compare_exchange_strong(first, direct_fd_) ? direct_fd_ : first;
 }
 
 Result<std::shared_ptr<const Directory>> OpenFile::directory() {
@@ -357,26 +386,6 @@ std::uint64_t OpenFile::free_bytes() {
   struct statfs facts{};
   if (!regular_ || system_.statfs(main_fd(), &facts) < 0) return 0;
   return static_cast<std::uint64_t>(facts.f_bavail) * static_cast<std::uint64_t>(facts.f_bsize);
-}
-
-bool OpenFile::look_at(unsigned mask, struct statx* facts) {
-  return regular_ && system_.statx(main_fd(), mask, facts) >= 0;
-}
-
-std::uint64_t OpenFile::data_end(std::uint64_t begin, std::uint64_t end) {
-  constexpr int stretches_max = 4096;
-  if (borrowed_ || !regular_) return begin < end ? end : begin;
-  std::uint64_t last = begin;
-  for (int stretch = 0; last < end; ++stretch) {
-    const std::int64_t data = system_.seek(main_fd(), last, SEEK_DATA);
-    if (data == -ENXIO) return last;
-    if (data < 0 || stretch == stretches_max) return end;
-    if (static_cast<std::uint64_t>(data) >= end) return last;
-    const std::int64_t hole = system_.seek(main_fd(), static_cast<std::uint64_t>(data), SEEK_HOLE);
-    if (hole < 0) return end;
-    last = std::min(static_cast<std::uint64_t>(hole), end);
-  }
-  return last;
 }
 
 void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t old_end) {

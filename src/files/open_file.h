@@ -6,18 +6,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "base/result.h"
 #include "files/device.h"
 #include "files/directory.h"
+#include "files/identity.h"
 #include "os/system.h"
 #include "tensorferry/file.h"
 
 namespace tensorferry::files {
 
-// All members are thread-safe. Descriptors live as long as the object.
+// All members are thread-safe and take no lock, which a forked child might find locked for ever.
+// Descriptors live as long as the object.
 class OpenFile {
  public:
   // As File::open and File::borrow, with errors as values.
@@ -36,7 +37,8 @@ class OpenFile {
   // same: what suits a direct descriptor suits any.
   [[nodiscard]] bool direct() const noexcept { return direct_fd_ >= 0 && !demoted(); }
   [[nodiscard]] const std::string& direct_reason() const noexcept {
-    return demoted() ? demotion_reason_ : direct_reason_;
+    const std::string* const why = demotion_reason_.load(std::memory_order_acquire);
+    return why != nullptr ? *why : direct_reason_;
   }
   [[nodiscard]] std::size_t memory_alignment() const noexcept {
     return direct() ? memory_alignment_ : 1;
@@ -45,6 +47,8 @@ class OpenFile {
     return direct() ? offset_alignment_ : 1;
   }
   [[nodiscard]] const Device& device() const noexcept { return *device_; }
+  [[nodiscard]] bool regular() const noexcept { return regular_; }
+  [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
 
   // -1 if it never was direct().
   [[nodiscard]] int direct_fd() const noexcept { return direct_fd_; }
@@ -57,17 +61,13 @@ class OpenFile {
   // device), so nothing to make durable.
   [[nodiscard]] Result<std::shared_ptr<const Directory>> directory();
   // Any descriptor, for calls that concern the whole file.
-  [[nodiscard]] int main_fd() const noexcept { return direct_fd_ >= 0 ? direct_fd_ : buffered_fd_; }
+  [[nodiscard]] int main_fd() const noexcept {
+    return direct_fd_ >= 0 ? direct_fd_ : buffered_fd_.load(std::memory_order_acquire);
+  }
 
   [[nodiscard]] Result<std::uint64_t> size();
   [[nodiscard]] Status resize(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t free_bytes();  // on the file system; 0 where not known
-
-  // statx of a regular file; false where that fails or it is none.
-  [[nodiscard]] bool look_at(unsigned mask, struct statx* facts);
-  // The end of the last data in [begin, end), or `begin` where there is nothing but a hole. `end`
-  // where that cannot be found out.
-  [[nodiscard]] std::uint64_t data_end(std::uint64_t begin, std::uint64_t end);
 
   // Before a large write past the end, `old_end`: takes the space and moves the end, so that the
   // write's requests need not do so one after the other. An attempt; the write itself finds out the
@@ -76,25 +76,30 @@ class OpenFile {
 
  private:
   OpenFile(os::System& system, std::string path, int open_flags);
+  void set(bool direct, int fd) noexcept;  // while it is being made
   [[nodiscard]] Status adopt(int fd, bool direct);
   [[nodiscard]] Status learn_alignment(const struct statx& facts);
   [[nodiscard]] int open_path(int flags, unsigned permissions);
   [[nodiscard]] Result<int> reopen(int extra_flags);
   [[nodiscard]] Result<int> reopen_by_path(int flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
-  [[nodiscard]] bool demoted() const noexcept { return demoted_.load(std::memory_order_acquire); }
+  // Takes O_DIRECT off the one descriptor, which then serves for all. The Error is why it cannot be
+  // opened a second time, or why it cannot be changed.
+  [[nodiscard]] Result<int> demote(const Error& refusal);
+  [[nodiscard]] bool demoted() const noexcept {
+    return demotion_reason_.load(std::memory_order_acquire) != nullptr;
+  }
 
   os::System& system_;
   std::string path_;
   int open_flags_;  // O_RDONLY, O_WRONLY or O_RDWR
   int direct_fd_ = -1;
-  int buffered_fd_ = -1;
+  std::atomic<int> buffered_fd_{-1};  // set once, by whoever is first
   bool own_flags_ = false;            // nobody else uses the description behind direct_fd_
-  std::mutex mutex_;                  // guards what buffered_fd() does at first use
-  std::atomic<bool> demoted_{false};  // direct_fd_ has lost O_DIRECT and is buffered_fd_ too
-  std::string demotion_reason_;       // set before demoted_
+  // Why direct_fd_ has lost O_DIRECT, if it has: a text that is never destroyed.
+  std::atomic<const std::string*> demotion_reason_{nullptr};
   bool regular_ = true;
-  bool borrowed_ = false;  // the position in the file is the caller's
+  Identity identity_;
   std::string direct_reason_;
   std::size_t memory_alignment_ = 1;
   std::size_t offset_alignment_ = 1;

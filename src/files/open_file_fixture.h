@@ -14,9 +14,12 @@
 #include "files/open_file.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
+#include "support/thrown.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::files {
+
+using support::error_of;
 
 [[nodiscard]] inline std::size_t open_descriptors() {
   std::size_t count = 0;
@@ -24,17 +27,6 @@ namespace tensorferry::files {
     count += entry.is_symlink() ? 1 : 0;
   }
   return count;
-}
-
-// What a call throws; an Error of code 0 where it throws nothing.
-template <class Call>
-[[nodiscard]] Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error({});
 }
 
 [[nodiscard]] inline Error opening(const std::string& path, Access access) {

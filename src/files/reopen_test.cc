@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -17,6 +19,7 @@
 #include "support/child.h"
 #include "support/faulty_system.h"
 #include "support/loop_device.h"
+#include "support/sanitizers.h"
 
 namespace tensorferry::files {
 namespace {
@@ -205,6 +208,37 @@ TEST_F(ReopenTest, without_proc_and_with_another_file_at_its_path_a_file_can_be_
     return facts_of(dir.file("data")).st_size == 77 ? "" : "the wrong file was written";
   });
   EXPECT_TRUE(child.passed()) << child;
+}
+
+// Opens nothing a second time before it may.
+struct Slow final : os::System {
+  int open(const char* path, int flags, mode_t mode) override {
+    if (std::string(path).starts_with("/proc/self/fd/")) {
+      begun = true;
+      while (stuck) std::this_thread::yield();
+    }
+    return System::open(path, flags, mode);
+  }
+  std::atomic<bool> begun{false};
+  std::atomic<bool> stuck{true};
+};
+
+TEST_F(ReopenTest, a_forked_child_does_not_wait_for_a_thread_of_the_parent_that_does_it) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  Slow system;
+  const auto file = OpenFile::open(system, dir.file("data"), Access::read_write, 0600).or_throw();
+  if (!file->direct()) GTEST_SKIP() << file->direct_reason();
+  std::thread other([&] { EXPECT_TRUE(file->buffered_fd().ok()); });
+  while (!system.begun) std::this_thread::yield();
+  const auto child = support::run_in_child(
+      [&]() -> std::string {
+        system.stuck = false;
+        return part_fault(File(file));
+      },
+      std::chrono::seconds(20));
+  EXPECT_TRUE(child.passed()) << child;
+  system.stuck = false;
+  other.join();
 }
 
 // --- Borrowed ----------------------------------------------------------------------------------

@@ -199,6 +199,21 @@ TEST_F(Held, the_destructor_gives_up_too_and_tells) {
   EXPECT_EQ(told->length(), 8 * block);
 }
 
+// What the kernel has in hand cannot be given up.
+TEST_F(Held, what_arrives_after_it_was_given_up_is_not_told_as_lost) {
+  gate.cancellable = false;
+  Memory memory = Memory::with_pattern(8 * block, 0, 9);
+  Handle handle = gate.open_handle(limited(0.05));
+  const Operation write = handle.write(memory.bytes(), *file);
+  ASSERT_TRUE(gate.holds(8));
+  EXPECT_FALSE(handle.close_until(Operation::Clock::now() + std::chrono::milliseconds(500)));
+  gate.open();
+  EXPECT_EQ(error_of([&] { handle.close(); }).code(), 0);
+  EXPECT_EQ(outcome_code(write), 0);
+  const auto found = read_whole_file(path);
+  EXPECT_EQ(pattern_fault(std::span(found).first(8 * block), 0, 9), "");
+}
+
 TEST_F(Held, moving_slowly_is_moving) {
   Memory memory = Memory::with_pattern(16 * block, 0, 9);
   Handle handle = gate.open_handle(limited(2));
@@ -280,6 +295,26 @@ TEST_F(Held, calls_that_race_with_close_end_or_are_refused) {
   }
 }
 
+TEST(Losses, are_told_with_the_first_and_the_number_of_the_others) {
+  Ledger ledger;
+  const Error first({.operation = "write",
+                     .path = "data",
+                     .offset = {},
+                     .length = {},
+                     .code = EIO,
+                     .hint = "the drive"});
+  for (const auto& [count, hint] : {std::pair(1, "the drive"),
+                                    {2, "the drive; 1 more operation failed unseen"},
+                                    {3, "the drive; 2 more operations failed unseen"}}) {
+    for (int i = 0; i < count; ++i) ledger.note_lost(i == 0 ? first : Error({}));
+    const std::optional<Error> told = ledger.take_lost();
+    ASSERT_TRUE(told.has_value());
+    EXPECT_EQ(told->hint(), hint);
+    EXPECT_EQ(told->code(), EIO);
+    EXPECT_FALSE(ledger.take_lost().has_value());
+  }
+}
+
 // --- What a failed write leaves ----------------------------------------------------------------
 
 TEST_P(Closing, a_cancelled_write_leaves_the_file_as_long_as_it_was) {
@@ -297,13 +332,13 @@ TEST_P(Closing, a_cancelled_write_leaves_the_file_as_long_as_it_was) {
   }
 }
 
-TEST_F(Held, a_write_of_several_parts_that_fails_leaves_no_hole) {
+TEST_F(Held, a_write_of_several_parts_that_fails_leaves_nothing) {
   Memory memory(8 * block);
   const File target = File::open(dir.file("new"), Access::write);
   Handle handle = gate.open_handle(options());
   std::vector<WriteTransfer> transfers;
   for (std::size_t i = 0; i < 8; ++i) {
-    transfers.push_back({memory.bytes().subspan(i * block, block), target, 3 * i * block});
+    transfers.push_back({memory.bytes().subspan(i * block, block), target, i * block});
   }
   gate.newest_first = true;
   const Operation operation = handle.write_many(transfers);

@@ -113,7 +113,7 @@ void Crew::give_up() noexcept {
                           std::to_string(limit.count()) + " ms, so the write was given up";
   for (const auto& transfer : live()) {
     if (transfer->stopping() || transfer->syncing()) continue;
-    if (transfer->direction() == Direction::write) ledger_->note_lost(transfer->cancelled(why));
+    if (transfer->direction() == Direction::write) transfer->give_up(why);
     stop(*transfer, why);
   }
 }

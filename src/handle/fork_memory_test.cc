@@ -146,25 +146,19 @@ TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);
   Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});
-  std::atomic<bool> over{false};
-  std::vector<std::string> faults(3);
-  std::vector<std::thread> users;
-  for (std::size_t user = 0; user < faults.size(); ++user) {
-    users.emplace_back([&, user] {
-      // Page-locked; ordinary and in place; ordinary and through slots.
-      PinnedBuffer pinned(user == 0 ? file_bytes : 1);
-      Memory ordinary(file_bytes, user - 1);
+  // Page-locked; ordinary and in place; ordinary and through slots.
+  Users users(3, [&](std::size_t user) {
+    return [&handle, &file, user, pinned = PinnedBuffer(user == 0 ? file_bytes : 1),
+            ordinary = Memory(file_bytes, user == 0 ? 0 : user - 1)]() mutable -> std::string {
       const auto memory = user == 0 ? pinned.bytes() : ordinary.bytes();
       const auto half = memory.first(file_bytes / 2);
-      while (!over && faults[user].empty()) {
-        std::fill(memory.begin(), memory.end(), std::byte{0});
-        const Operation operation = handle.read(half, file);
-        for (std::size_t i = half.size(); i < memory.size(); i += KiB) memory[i] = std::byte{1};
-        if (const auto error = outcome(operation)) faults[user] = error->what();
-        faults[user] += support::pattern_fault(half, 0, 1);
-      }
-    });
-  }
+      std::fill(memory.begin(), memory.end(), std::byte{0});
+      const Operation operation = handle.read(half, file);
+      for (std::size_t i = half.size(); i < memory.size(); i += KiB) memory[i] = std::byte{1};
+      if (const auto error = outcome(operation)) return error->what();
+      return support::pattern_fault(half, 0, 1);
+    };
+  });
   std::vector<pid_t> children;
   for (int i = 0; i < 20; ++i) {
     const pid_t child = ::fork();
@@ -175,13 +169,11 @@ TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
     children.push_back(child);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  over = true;
-  for (std::thread& user : users) user.join();
+  EXPECT_EQ(users.end(), "");
   for (const pid_t child : children) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
   }
-  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
 }
 
 // How many buffers the rings have registered that a process has inherited.
@@ -243,6 +235,40 @@ TEST_P(ForkMemory, a_callback_may_fork) {
   EXPECT_TRUE(child->passed()) << *child;
   handle.read(pinned.bytes().first(file_bytes), file).wait();
   EXPECT_EQ(support::pattern_fault(pinned.bytes().first(file_bytes), 0, 1), "");
+}
+
+// It is the worker's only thread: there is nothing to return to, and the rings are the parent's.
+TEST_P(ForkMemory, a_child_that_returns_from_a_callback_ends) {
+  if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
+  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  Handle handle({.engine = GetParam(), .workers = 1});
+  Memory memory(file_bytes);
+  std::atomic<pid_t> child{-1};
+  std::atomic<bool> next_called{false};
+  const Operation operation = handle.read(memory.bytes(), file);
+  const Operation behind = handle.read(memory.bytes(), file);
+  operation.when_done([&] { child = ::fork(); });
+  operation.when_done([&] {
+    if (child == 0) support::write_whole_file(dir.file("two callbacks"), {});
+    next_called = true;
+  });
+  EXPECT_EQ(outcome_code(operation), 0);
+  while (!next_called) std::this_thread::yield();
+  int status = 0;
+  pid_t ended = 0;
+  for (int i = 0; i < 1000 && ended == 0; ++i) {
+    ended = ::waitpid(child, &status, WNOHANG);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(ended, child) << "the child goes on";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  if (ended == 0) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir.file("two callbacks")));
+  EXPECT_EQ(outcome_code(behind), 0);
+  EXPECT_EQ(outcome_code(handle.read(memory.bytes(), file)), 0);
 }
 
 TENSORFERRY_ON_EVERY_ENGINE(ForkMemory);

@@ -116,20 +116,14 @@ TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
   const std::string path = make_file("data", 8 * MiB, 1);
   const File file = File::open(path, Access::read);
   Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});
-  std::atomic<bool> over{false};
-  std::vector<std::string> faults(3);
-  std::vector<std::thread> users;
-  for (std::size_t user = 0; user < faults.size(); ++user) {
-    users.emplace_back([&, user] {
-      Memory ordinary(8 * MiB, user);
-      while (!over && faults[user].empty()) {
-        PinnedBuffer pinned(user == 1 ? 8 * MiB : 1);
-        const auto memory = user == 1 ? pinned.bytes() : ordinary.bytes();
-        if (const auto error = outcome(handle.read(memory, file))) faults[user] = error->what();
-        faults[user] += support::pattern_fault(memory, 0, 1);
-      }
-    });
-  }
+  Users users(3, [&](std::size_t user) {
+    return [&handle, &file, user, ordinary = Memory(8 * MiB, user)]() mutable -> std::string {
+      PinnedBuffer pinned(user == 1 ? 8 * MiB : 1);
+      const auto memory = user == 1 ? pinned.bytes() : ordinary.bytes();
+      if (const auto error = outcome(handle.read(memory, file))) return error->what();
+      return support::pattern_fault(memory, 0, 1);
+    };
+  });
   for (int i = 0; i < 20; ++i) {
     const auto result = support::run_in_child([&]() -> std::string {
       std::string said = expect_code("read", ECHILD, [&] { (void)handle.read({}, file); });
@@ -140,9 +134,7 @@ TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
     });
     ASSERT_TRUE(result.passed()) << "round " << i << ": " << result;
   }
-  over = true;
-  for (std::thread& user : users) user.join();
-  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+  EXPECT_EQ(users.end(), "");
 }
 
 // --- Locks: another thread of the parent may hold any of them at the moment of the fork ----------

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -22,6 +23,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/alignment.h"
@@ -31,11 +33,14 @@
 #include "support/pattern.h"
 #include "support/sanitizers.h"
 #include "support/temp_dir.h"
+#include "support/thrown.h"
 #include "tensorferry/aio.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
 
 namespace tensorferry::handle {
+
+using support::error_of;
 
 // Nothing here takes a second; a loaded machine may.
 inline constexpr std::chrono::seconds hang_limit{60};
@@ -100,16 +105,38 @@ class Memory {
   return error ? error->code() : 0;
 }
 
-// What a call throws; an Error of code 0 where it throws nothing.
-template <class Call>
-[[nodiscard]] Error error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
+// Threads that go round until they are told to end, or have found a fault.
+class Users {
+ public:
+  // For each of them make(number) returns what it does in a round: that returns a fault, or "".
+  template <class Make>
+  Users(std::size_t count, Make make) : faults_(count) {
+    for (std::size_t user = 0; user < count; ++user) {
+      threads_.emplace_back([this, user, make] {
+        auto round = make(user);
+        while (!over_ && faults_[user].empty()) faults_[user] = round();
+      });
+    }
   }
-  return Error({});
-}
+  ~Users() { (void)end(); }
+  Users(const Users&) = delete;
+  Users& operator=(const Users&) = delete;
+
+  // Ends them and returns what they have found.
+  std::string end() {
+    over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    std::string all;
+    for (const std::string& fault : faults_) all += fault;
+    return all;
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::vector<std::string> faults_;
+  std::vector<std::thread> threads_;
+};
 
 [[nodiscard]] inline std::size_t entries_of(const char* folder) {
   std::size_t count = 0;

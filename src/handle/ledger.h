@@ -89,13 +89,14 @@ class Ledger {
     std::optional<Error> lost = std::exchange(lost_, std::nullopt);
     const std::size_t count = std::exchange(lost_count_, 0);
     if (!lost || count == 1) return lost;
+    const char* const others = count == 2 ? " more operation" : " more operations";
     return Error({.operation = lost->operation(),
                   .path = lost->path(),
                   .offset = lost->offset(),
                   .length = lost->length(),
                   .code = lost->code(),
                   .hint = lost->hint() + (lost->hint().empty() ? "" : "; ") +
-                          std::to_string(count - 1) + " more operations failed unseen"});
+                          std::to_string(count - 1) + others + " failed unseen"});
   }
 
   Ledger() = default;

@@ -9,6 +9,7 @@
 #include "handle/crew.h"
 #include "handle/trace.h"
 #include "os/system.h"
+#include "os/thread.h"
 
 namespace tensorferry::handle {
 
@@ -192,6 +193,15 @@ void Transfer::fail(Error error) noexcept {
   stopping_.store(true, std::memory_order_release);
 }
 
+void Transfer::give_up(const std::string& why) noexcept {
+  Error error = cancelled(why);
+  const std::lock_guard lock(mutex_);
+  if (ending_ || error_) return;
+  error_ = std::move(error);
+  given_up_ = true;
+  stopping_.store(true, std::memory_order_release);
+}
+
 Error Transfer::cancelled(const std::string& why) const {
   return Error({.operation = verb_,
                 .path = path_,
@@ -258,6 +268,7 @@ void Transfer::release() noexcept {
   if (error_) {
     Ledger::add(error_->code() == ECANCELED ? ledger_->cancelled_operations
                                             : ledger_->failed_operations);
+    if (given_up_) ledger_->note_lost(*error_);
   }
   ledger_->latency_ns.record(static_cast<std::uint64_t>((finished_ - queued_).count()));
   if (Trace* trace = Trace::active()) {
@@ -267,7 +278,10 @@ void Transfer::release() noexcept {
   ended_.notify_all();
   const std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
-  for (const auto& then : listeners) then();
+  for (const auto& then : listeners) {
+    then();
+    os::end_forked_thread(generation_);
+  }
 }
 
 void Transfer::when_done(std::function<void()> then) {

@@ -130,6 +130,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // After complete() it changes nothing.
   void fail(Error error) noexcept;
   void fail_cancelled(const std::string& why) noexcept { fail(cancelled(why)); }
+  // The same for a write whose handle closes: unless all bytes arrive after all, the ledger is
+  // told.
+  void give_up(const std::string& why) noexcept;
   [[nodiscard]] Error cancelled(const std::string& why) const;
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
   // Counts blocks or steps off, returns true to the one caller who brings the count to zero.
@@ -200,6 +203,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
   std::optional<Error> error_;
+  bool given_up_ = false;                  // that error is why
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;

@@ -82,10 +82,6 @@ int System::fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t byte
   return or_errno(::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)));
 }
 
-std::int64_t System::seek(int fd, std::uint64_t offset, int whence) {
-  return or_errno(static_cast<std::int64_t>(::lseek(fd, static_cast<off_t>(offset), whence)));
-}
-
 int System::statx(int fd, unsigned mask, struct statx* facts) {
   return or_errno(::statx(fd, "", AT_EMPTY_PATH, mask, facts));
 }
@@ -253,6 +249,7 @@ int open_own_file(const std::string& path) {
   if (problem == 0 && !S_ISREG(facts.stx_mode)) problem = -EINVAL;
   if (problem == 0 && facts.stx_uid != ::geteuid()) problem = -EPERM;
   if (problem == 0 && facts.stx_nlink != 1) problem = -EMLINK;
+  if (problem == 0) (void)::fchmod(fd, 0600);  // where the file system has modes
   if (problem == 0) problem = system.truncate(fd, 0);
   if (problem == 0) return fd;
   system.close(fd);

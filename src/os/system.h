@@ -37,7 +37,6 @@ class System {
   virtual int fsync(int fd);
   virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes);
-  virtual std::int64_t seek(int fd, std::uint64_t offset, int whence);
 
   virtual int statx(int fd, unsigned mask, struct statx* facts);
   virtual int stat_path(const char* path, unsigned mask, struct statx* facts);
@@ -84,8 +83,8 @@ class System {
 // can foresee. 0 or -errno; after a failure everything is as it was.
 [[nodiscard]] int replace_file(const std::string& path, std::string_view text, mode_t mode);
 
-// A file to write to, from its beginning, that is this user's alone: one that is made now, with
-// mode 0600, or a regular one that belongs to this user and has one name, which is emptied. Links
+// A file to write to, from its beginning, that is this user's alone, with mode 0600: one that is
+// made now, or a regular one that belongs to this user and has one name, which is emptied. Links
 // are not followed. The descriptor or -errno: ELOOP for a link, EINVAL for what is no regular file,
 // EPERM for one of another user's, EMLINK for one with several names; all of them stay as they
 // were.

@@ -274,6 +274,15 @@ TEST_F(OwnFile, is_made_for_its_owner_alone_and_begun_anew) {
   EXPECT_EQ(text_of(path), "text");
 }
 
+TEST_F(OwnFile, is_for_nobody_elses_eyes_whatever_it_was_before) {
+  std::ofstream(path) << "text";
+  ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+  const int fd = open_own_file(path);
+  ASSERT_GE(fd, 0);
+  ::close(fd);
+  EXPECT_EQ(mode_of(path), 0600U);
+}
+
 TEST_F(OwnFile, is_no_link) {
   std::ofstream(other) << "text";
   ASSERT_EQ(::symlink(other.c_str(), path.c_str()), 0);

@@ -2,12 +2,22 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <system_error>
 #include <utility>
 
+#include "os/system.h"
+
 namespace tensorferry::os {
+
+namespace {
+
+constinit thread_local bool is_ours = false;
+
+}  // namespace
 
 std::optional<std::thread> start_thread(const char* name, std::function<void()> body) {
   sigset_t all;
@@ -17,6 +27,7 @@ std::optional<std::thread> start_thread(const char* name, std::function<void()> 
   std::optional<std::thread> thread;
   try {
     thread.emplace([name, body = std::move(body)] {
+      is_ours = true;
       pthread_setname_np(pthread_self(), name);
       body();
     });
@@ -25,6 +36,11 @@ std::optional<std::thread> start_thread(const char* name, std::function<void()> 
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return thread;
+}
+
+// Not by unwinding: what is on the stack may hold locks of threads that the child does not have.
+void end_forked_thread(std::uint64_t generation) noexcept {
+  if (is_ours && generation != fork_generation()) ::syscall(SYS_exit, 0);
 }
 
 namespace {

@@ -107,7 +107,13 @@ def test_reads_are_finished_by_close_and_cancelled_by_an_exception(tmp_path, cap
             operation = handle.read(buffer, path)
             raise KeyError
     assert operation.done() and operation.exception().errno == errno.ECANCELED
-    assert "1 reads were cancelled" in caplog.text
+    assert "1 read was cancelled because its handle was ended" in caplog.text
+    with caplog.at_level(logging.WARNING, "tensorferry"), pytest.raises(KeyError):
+        with Handle(queue_depth=1, block_bytes=4096, workers=1) as handle:
+            reads = [handle.read(bytearray(64 * MiB), path) for _ in range(2)]
+            raise KeyError
+    assert all(read.done() for read in reads)
+    assert "2 reads were cancelled because their handle was ended" in caplog.text
 
 
 def test_a_write_that_fails_while_the_handle_ends_is_logged(tmp_path, caplog):

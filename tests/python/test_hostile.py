@@ -347,4 +347,4 @@ def test_ending_early_is_said_in_the_log(big, caplog):
         handle.read(bytearray(64 * MiB), big)
         del handle
         gc.collect()
-    assert "1 reads were cancelled" in caplog.text
+    assert "1 read was cancelled" in caplog.text

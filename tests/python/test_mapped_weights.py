@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tensorferry
 from offload_models import make, offloaded
 
 MODELS = ["mlp", "conv_net", "tied"]  # contiguous, in another order of memory, shared
@@ -69,6 +70,43 @@ def test_a_change_in_place_is_refused(tmp_path, name, mode):
             assert "weight on NVMe" in str(caught.value) and "clone()" in str(caught.value)
         assert_same(state, wanted)
         assert_same(model.state_dict(), wanted)
+
+
+FILLS = {
+    "read": lambda w, path: tensorferry.Handle().read(w, path).wait(),
+    "read_now": lambda w, path: tensorferry.Handle().read_now(w, path),
+    "read_many": lambda w, path: tensorferry.Handle().read_many([(w, path)]).wait(),
+    "a view": lambda w, path: tensorferry.Handle().read_now(w[1:], path),
+    "detached": lambda w, path: tensorferry.Handle().read_now(w.detach(), path),
+    "a parameter": lambda w, path: tensorferry.Handle().read_now(torch.nn.Parameter(w), path),
+    "aio_read": lambda w, path: tensorferry.aio_read(w, str(path), 1 << 20, 8, False, True, False),
+    "aio_handle": lambda w, path: tensorferry.aio_handle().sync_pread(w, str(path)),
+    "copy": lambda w, path: tensorferry.copy(w, torch.ones(w.shape)),
+    "swap space": lambda w, path: swap_in(w, path.parent),
+}
+
+
+def swap_in(weight, directory):
+    with tensorferry.SwapSpace(directory, buffer_bytes=1 << 20) as space:
+        space.put("ones", torch.ones(weight.shape)).wait()
+        space.get("ones", weight).wait()
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_a_read_into_it_is_refused(tmp_path, name):
+    model = make("mlp")
+    wanted = plain(model.state_dict())
+    file = tmp_path / "ones"
+    torch.ones(wanted["0.weight"].shape).numpy().tofile(file)
+    with offloaded(model, tmp_path):
+        state = model.state_dict()
+        with pytest.raises(RuntimeError, match="a read into this tensor would change .* clone()"):
+            FILLS[name](state["0.weight"], file)
+        assert_same(state, wanted)
+        with tensorferry.Handle() as handle:  # it may be written, and a copy of it read into
+            handle.write(state["0.weight"], tmp_path / "saved").wait()
+            handle.read(state["0.weight"].clone(), file).wait()
+        assert (tmp_path / "saved").read_bytes() == wanted["0.weight"].numpy().tobytes()
 
 
 def test_weights_that_stay_in_memory_are_changed_as_with_torch(tmp_path):

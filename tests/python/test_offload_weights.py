@@ -186,6 +186,42 @@ def test_what_is_changed_in_a_gather_is_kept(tmp_path, way):
         same_state(model.state_dict(), other.state_dict())
 
 
+UNSEEN = {
+    "in place": lambda param: param.mul_(2),
+    "a row": lambda param: param[0].mul_(2),
+    "an element": lambda param: param.view(-1).__setitem__(0, 2.0),
+    "data": lambda param: param.data.mul_(2),
+    "out": lambda param: torch.mul(param, 2, out=param),
+    "foreach": lambda param: torch._foreach_mul_([param], 2),
+    "init": torch.nn.init.ones_,
+    "functional": lambda param: torch.nn.functional.relu(param, inplace=True),
+}
+
+
+@pytest.mark.parametrize("outermost", ["gather", "inference mode"])
+@pytest.mark.parametrize("way", UNSEEN)
+def test_what_is_changed_in_inference_mode_is_kept(tmp_path, way, outermost):
+    """Where autograd sees no change."""
+    model, other = make("mlp"), make("mlp")
+    with offloaded(model, tmp_path) as weights:
+        for one in (model, other):
+            contexts = [weights.gather(), torch.inference_mode()]
+            first, second = contexts if outermost == "gather" else reversed(contexts)
+            with first, second:
+                for param in one.parameters():
+                    UNSEEN[way](param)
+        same_state(model.state_dict(), other.state_dict())
+
+
+def test_a_pass_in_inference_mode_writes_nothing(tmp_path):
+    model = make("mlp")
+    with offloaded(model, tmp_path) as weights:
+        before = weights.stats()["written_bytes"]
+        with weights.gather(), torch.inference_mode():
+            model(torch.ones(1, WIDTH)).mul_(2)
+        assert weights.stats()["written_bytes"] == before
+
+
 def test_gathered_weights_in_a_loss(tmp_path):
     """A penalty on weights, and backward after the gather has ended."""
     model, other = make("mlp"), make("mlp")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch._ops import OpOverload
 
+from .. import _core
 from .operators import is_view, mapped, written
 
 
@@ -75,6 +76,9 @@ def _read_only(what: str) -> RuntimeError:
         "change a clone() and load it with load_state_dict(), or change weights inside "
         "`with weights.gather(module, modify=True)`"
     )
+
+
+_core.never_fill(MappedWeight, _read_only)
 
 
 def _plain(value: Any) -> Any:

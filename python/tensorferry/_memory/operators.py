@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class UnseenChanges(TorchFunctionMode):
+    """Calls note(tensor) for each tensor that this thread changes in inference mode, where autograd
+    counts no changes."""
+
+    def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._writes = _Writes(note)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        unseen = torch.is_inference_mode_enabled()
+        with self._writes if unseen else contextlib.nullcontext():
+            return function(*args, **(kwargs or {}))
+
+
+class _Writes(TorchDispatchMode):
+    def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for tensor in written(operator, args, kwargs or {}):
+            self._note(tensor)
+        return result
 
 
 def written(

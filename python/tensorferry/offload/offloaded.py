@@ -13,6 +13,7 @@ from .._memory.buffers import open_space
 from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, check_dense, page_up
+from .._memory.operators import UnseenChanges
 from .._memory.stored_parameter import home_of
 from .._memory.weight_memory import WeightMemory
 from .hooks import Calls, ModuleHooks, OnDrive, refuse_other_optimizers
@@ -57,8 +58,8 @@ class OffloadedParameters(OnDrive):
         """Holds all weights of a module (default: of the model) in memory, however much that takes.
 
         At the end weights that were changed in place go to the drive. With modify=True all of them
-        do: also those changed through .data or numpy or in torch.inference_mode(), which autograd
-        does not notice."""
+        do: also those changed through .data or numpy, or by another thread in
+        torch.inference_mode(), which torch does not notice."""
         self._calls.end_interrupted()
         module = self._model if module is None else module
         inside = set(module.modules())
@@ -67,6 +68,8 @@ class OffloadedParameters(OnDrive):
             self._residency.use(units, at_end)
             if torch.is_grad_enabled():
                 save_weights(self._residency, at_end)
+            if not modify:
+                at_end.enter_context(UnseenChanges(self._residency.note_write))
             yield module
             if modify:
                 self._residency.write_all(units)

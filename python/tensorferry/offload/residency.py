@@ -257,6 +257,11 @@ class Residency:
             for unit in units:
                 unit.note_change()
 
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Says that a tensor has changed: if it is a weight or a view of one, _leave() writes it."""
+        if (found := self.find(tensor)) is not None:
+            self.note_changes([found[0]])
+
     def settle(self) -> None:
         """Waits until all values are on the drive."""
         with self._lock:
