@@ -249,7 +249,8 @@ void bind_memory(nb::module_& module) {
       [](nb::handle buffer) { return Buffer(buffer, Use::take, Reach::gpu_too).bytes().size(); },
       nb::arg("buffer").none());
   module.def("never_fill", &never_fill, nb::arg("type"), nb::arg("refusal"),
-             "Refuses to read into tensors of this class, with what refusal(what) returns.");
+             nb::sig("def never_fill(type: type, refusal: Callable[[str], Exception]) -> None"),
+             "Refuses to read into tensors of this class, and raises refusal(what).");
   module.def(
       "copy",
       [](nb::handle to, nb::handle from) {

@@ -160,10 +160,8 @@ def pinned_stats() -> dict[str, Any]: ...
 
 def byte_count(buffer: object | None) -> int: ...
 
-def never_fill(type: type, refusal: Callable) -> None:
-    """
-    Refuses to read into tensors of this class, with what refusal(what) returns.
-    """
+def never_fill(type: type, refusal: Callable[[str], Exception]) -> None:
+    """Refuses to read into tensors of this class, and raises refusal(what)."""
 
 def copy(to: object, source: object) -> None:
     """

@@ -258,7 +258,7 @@ class Residency:
                 unit.note_change()
 
     def note_write(self, tensor: torch.Tensor) -> None:
-        """Says that a tensor has changed. If it is a weight or a view of one, _leave() writes it."""
+        """Says that a tensor has changed: if it is (a view of) a weight, _leave() writes it."""
         if (found := self.find(tensor)) is not None:
             self.note_changes([found[0]])
 

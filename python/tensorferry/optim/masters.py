@@ -76,7 +76,7 @@ class MasterWeights(torch.optim.Optimizer):
             self._inner.add_param_group(self._with_masters(self.param_groups[-1]))
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,

@@ -16,7 +16,8 @@ from torch import Tensor
 from .._memory.buffers import letting_go
 from .._memory.heap import note_freed
 from .._memory.layout import page_up
-from .._memory.stored_parameter import home_of
+from .._memory.reading import Reading
+from .._memory.stored_parameter import StoredParameter, home_of
 from .._notes import add_note
 from .._tracing import span
 from .masters import follow
@@ -40,12 +41,12 @@ class Load:
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[Operation | Reading] = field(default_factory=list)
 
     def unfinished(self) -> Operation | None:
         """An operation that is not done yet."""
         reading = next((one for one in self.operations if not one.done()), None)
-        return getattr(reading, "operation", reading)
+        return reading.operation if isinstance(reading, Reading) else reading
 
     def values(self, shard: Shard) -> Tensor:
         if shard not in self.stored_values:
@@ -192,8 +193,7 @@ class Step:
         # Outside: values that are in memory are copied by the stream that computes.
         for shard, memory in load.stored_values.items():
             if not (shard.master and shard in known) or shard.param in self._edited:
-                home = home_of(shard.param)
-                load.operations += home.read(memory, shard.begin, shard.end)
+                load.operations += _stored(shard).read(memory, shard.begin, shard.end)
 
     def _is_stored(self, shard: Shard) -> bool:
         return self._gradients is not None and self._gradients.has(shard)
@@ -289,8 +289,13 @@ class Step:
             memory = _collected(load.record, slots, size, states)
             self._store.write(load.group, slots, memory)
         for shard, memory in load.stored_values.items():
-            home = home_of(shard.param)
-            self._store.note_writes(home.write(memory, shard.begin, shard.end))
+            self._store.note_writes(_stored(shard).write(memory, shard.begin, shard.end))
+
+
+def _stored(shard: Shard) -> StoredParameter:
+    stored = home_of(shard.param)
+    assert stored is not None
+    return stored
 
 
 def _active(group: SubGroup) -> list[Shard]:

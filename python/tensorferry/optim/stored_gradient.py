@@ -58,7 +58,7 @@ class StoredGradient(torch.Tensor):
             return _call(operator, args, kwargs or {})
         # One after the other: all at once may not fit into memory.
         count = len(args[0])
-        results = []
+        results: list[Any] = []
         for at in range(count):
             own = (
                 [value[at]] if isinstance(value, (list, tuple)) and len(value) == count else value
@@ -68,7 +68,7 @@ class StoredGradient(torch.Tensor):
         return results if operator._schema.returns else None
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
@@ -94,7 +94,7 @@ class StoredGradient(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.clone().__reduce_ex__(protocol)
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:
         return f"<gradient on the drive: {self.dtype} of {tuple(self.size())}, {self.device}>"
 
 
@@ -127,7 +127,7 @@ def _without_reading(
 ) -> tuple[bool, Any]:
     """Returns (whether the entry alone could do it, what the operator returns)."""
     kind, entry, rest = operator.overloadpacket, gradient.entry, args[1:]
-    result = gradient if operator._schema.returns else None
+    result: Any = gradient if operator._schema.returns else None
     if kind in _ZEROING:
         entry.zero()
     elif kind in _ELEMENTWISE and not kwargs and all(map(_is_number, rest)):
