@@ -8,6 +8,7 @@ measured and the verdicts; the paragraph that begins with "**Where the
 other is faster:**" lists what is behind. A row that the page has is written anew where it stands;
 one that the run did not measure goes, and is named; for a new one put a line with its name,
 "| name |", where it shall stand. What the page says in words is not touched: read it again.
+README.md, docs/index.md and the guides repeat figures; tests/house/test_compare.py checks them.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ def test_the_first_table_says_who_is_faster_whatever_the_unit():
     assert told(ratio=0.95, low=0.9, high=1.1) == ("0.95", True)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/guides/training.md"])
 def test_the_figure_of_the_first_screen_is_that_of_the_run(name):
     rows = json.loads(publish.RESULTS.read_text())["rows"]
     (step,) = [row for row in rows if row["name"].endswith("DeepSpeed ZeRO-3 on NVMe")]
@@ -441,3 +441,27 @@ def test_the_figure_of_the_first_screen_is_that_of_the_run(name):
     screen = " ".join((ROOT / name).read_text().splitlines()[:25])
     assert f"takes {ours}; DeepSpeed ZeRO-3 takes {other}" in screen
     assert "200 million parameters" in screen and "200 M parameters" in step["name"]
+
+
+def test_the_figures_of_the_guides_are_those_of_the_run():
+    rows = {row["name"]: row for row in json.loads(publish.RESULTS.read_text())["rows"]}
+
+    def times(name):
+        return f"{headline.ratio_text(rows[name])} times"
+
+    read = times("ordinary torch tensor, read, 1 GiB / DeepSpeed")
+    write = times("ordinary torch tensor, write, 1 GiB / DeepSpeed")
+    save = times("save a tensor of 1 GiB / torch.save")
+    load = times("load a tensor of 1 GiB / safetensors")
+    passes = sorted(
+        f"{row['ratio']:.2f}"
+        for name, row in rows.items()
+        if name.startswith("inference") and name.endswith("/ the drive or torch alone")
+    )
+    for guide, said in (
+        ("deepspeed", f"read {read} and write {write} as fast"),
+        ("checkpoints", f"is {save} as fast as `torch.save`"),
+        ("checkpoints", f"is {load} as fast as safetensors"),
+        ("inference", f"takes {passes[0]} to {passes[-1]} times as long"),
+    ):
+        assert said in " ".join((ROOT / f"docs/guides/{guide}.md").read_text().split()), said

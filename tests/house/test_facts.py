@@ -129,6 +129,8 @@ def test_cpp_and_python_have_the_same_defaults():
             for option in ("block_size", "queue_depth", "single_submit", "overlap_events"):
                 value = defaults[option].strip()
                 assert eval(words.get(value, value)) == takes[option].default, (header, option)
+    buffers = found(r"buffer_bytes = .*?\{(\d+)\} << 20;", "include/tensorferry/swap_space.h")
+    assert found(r'"buffer_bytes"\) = .*?\{(\d+)\} << 20', "python/src/swap.cc") == buffers
     limit = found(r"close_limit_seconds = (\d+);", "include/tensorferry/options.h")
     assert found(r'"close_limit_seconds"\) = (\d+)\.0', "python/src/handle.cc") == limit
     for page in ("docs/architecture.md", "docs/guides/systems.md"):
