@@ -73,7 +73,7 @@ class WeightBuffer:
 
     @property
     def held(self) -> torch.Tensor:
-        """The memory, for callers who know that there is some."""
+        """The memory, for callers who know that the buffer has some."""
         assert self.memory is not None
         return self.memory
 

@@ -38,7 +38,7 @@ class Call(NamedTuple):
     """A call of a module that has not ended yet."""
 
     module: torch.nn.Module
-    at_end: contextlib.ExitStack  # releases what the call uses
+    at_end: contextlib.ExitStack  # leaves the units of the call
     frame: FrameType  # torch's, which lasts as long as the call
 
 

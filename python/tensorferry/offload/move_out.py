@@ -72,7 +72,7 @@ class MoveOut:
         """Ends all units after an error. With `restore` their weights come back into memory."""
         # First those in memory: their values may be nowhere else, and must not be evicted.
         for unit in sorted(self._residency.units, key=lambda unit: unit.memory is None):
-            unit.forgo_writes()  # a write may be what has failed
+            unit.forgo_writes()  # they may have caused the error
             try:
                 unit.end(self._residency.values_of(unit) if restore and unit.moved else None)
             except OSError:

@@ -1,4 +1,4 @@
-"""A model whose weights are on the drive: what users call."""
+"""OffloadedParameters: the interface to a model whose weights are on the drive."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Residency:
             return unit.copies()
 
     def values(self) -> dict[Unit, list[torch.Tensor]]:
-        """Returns copies of all weights. After it no unit needs to be written."""
+        """Returns copies of all weights. After this call no unit needs to be written."""
         only_here = [unit for unit in self.units if unit.has_failed()]
         for unit in only_here:
             unit.users += 1  # so that the others do not evict it

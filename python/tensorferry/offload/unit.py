@@ -22,7 +22,7 @@ class Unit:
         self.buffer = buffer
         self.parameters: list[StoredParameter] = []
         self.nbytes = 0
-        self.users = 0  # who need it in memory
+        self.users = 0  # how many callers need it in memory
         self.shown = False  # whether its parameters have its memory
         self.moved = False  # whether they have ever had it
         self._versions: list[int | None] = []  # of its parameters when they were shown
@@ -79,7 +79,7 @@ class Unit:
         self.shown = True
 
     def hide(self) -> None:
-        """Starts to write what was changed, and takes the values away from its parameters."""
+        """Starts to write its weights if they have changed, and takes them from its parameters."""
         try:
             if self.is_changed():
                 self.write_back()
