@@ -317,7 +317,7 @@ Result<int> OpenFile::reopen_by_path(int flags) {
 Result<int> OpenFile::buffered_fd() {
   const int known = buffered_fd_.load(std::memory_order_acquire);
   if (known >= 0) return known;
-  const Result<int> opened = reopen(0);
+  Result<int> opened = reopen(0);
   int first = -1;
   if (opened.ok()) {
     if (buffered_fd_.compare_exchange_strong(first, opened.value())) return opened;

@@ -17,14 +17,11 @@
 #include "files/open_file.h"
 #include "files/open_file_fixture.h"
 #include "support/child.h"
-#include "support/faulty_system.h"
 #include "support/loop_device.h"
 #include "support/sanitizers.h"
 
 namespace tensorferry::files {
 namespace {
-
-using support::Call;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
