@@ -38,15 +38,6 @@ FOREIGN_ATTRIBUTES = {
     "_version",  # of torch.Tensor
 }
 
-# How often a file touches privates today. A number may only shrink; an empty table is the aim.
-KNOWN_BREACHES = {
-    "_config/optimizer.py": 1,
-    "_memory/mapped_weight.py": 1,
-    "offload/unit.py": 2,
-    "optim/gradients.py": 4,
-    "optim/stored_gradient.py": 8,
-}
-
 
 def modules(root):
     """(path, name below the package) of each module."""
@@ -164,26 +155,10 @@ def room_like(node):
     return (node.level or node.module.startswith("tensorferry")) and node.module != "_core"
 
 
-def touches(root):
-    """{name: what it touches} of each module."""
-    return {name: list(touched(ast.parse(path.read_text()))) for path, name in modules(root)}
-
-
 def check_privates(root):
     """No object touches the underscore attributes of another one."""
     return [
         f"{name}:{line}: touches {text}"
-        for name, found in touches(root).items()
-        if len(found) > KNOWN_BREACHES.get(name, 0)
-        for line, text in found
-    ]
-
-
-def gone_breaches(root):
-    """The entries of KNOWN_BREACHES that allow more than there is."""
-    found = touches(root)
-    return [
-        f"{name}: {len(found.get(name, ()))} breaches; KNOWN_BREACHES allows {most}: lower it"
-        for name, most in KNOWN_BREACHES.items()
-        if len(found.get(name, ())) < most
+        for path, name in modules(root)
+        for line, text in touched(ast.parse(path.read_text()))
     ]

@@ -43,7 +43,7 @@ def test_rooms_of_python_import_only_rooms_below_them(root):
 
 
 def test_no_python_object_touches_the_privates_of_another(root):
-    found = python_rooms.check_privates(root) + python_rooms.gone_breaches(root)
+    found = python_rooms.check_privates(root)
     assert not found, "\n".join(found)
 
 
@@ -270,12 +270,3 @@ def test_a_planted_touch_of_a_private_attribute_is_found(package, line):
 @pytest.mark.parametrize("line", OWN)
 def test_what_is_ones_own_is_left_alone(package, line):
     assert planted(python_rooms.check_privates, package, "python/tensorferry/sweep.py", line) == []
-
-
-def test_known_breaches_may_only_shrink(package, monkeypatch):
-    file = "python/tensorferry/sweep.py"
-    monkeypatch.setitem(python_rooms.KNOWN_BREACHES, "sweep.py", 1)
-    assert len(python_rooms.gone_breaches(package)) == 1
-    assert planted(python_rooms.check_privates, package, file, "job._done") == []
-    assert python_rooms.gone_breaches(package) == []
-    assert len(planted(python_rooms.check_privates, package, file, "job._gone")) == 2

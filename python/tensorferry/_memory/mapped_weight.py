@@ -24,7 +24,7 @@ class MappedWeight(torch.Tensor):
         return torch.Tensor._make_subclass(cls, values)
 
     def __init__(self, values: torch.Tensor) -> None:
-        self._mapped = values
+        self.plain = values
 
     @classmethod
     def __torch_dispatch__(
@@ -51,12 +51,12 @@ class MappedWeight(torch.Tensor):
         raise _read_only("this assignment")
 
     def numpy(self, *, force: bool = False) -> Any:
-        array = self._mapped.numpy(force=force)
+        array = self.plain.numpy(force=force)
         array.flags.writeable = False
         return array
 
     def tolist(self) -> Any:
-        return self._mapped.tolist()
+        return self.plain.tolist()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise _read_only("this call")
@@ -64,10 +64,10 @@ class MappedWeight(torch.Tensor):
     share_memory_ = __dlpack__ = _refuse
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        return copy.deepcopy(self._mapped, memo)
+        return copy.deepcopy(self.plain, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._mapped.__reduce_ex__(protocol)
+        return self.plain.__reduce_ex__(protocol)
 
 
 def _read_only(what: str) -> RuntimeError:
@@ -82,7 +82,7 @@ _core.never_fill(MappedWeight, _read_only)
 
 
 def _plain(value: Any) -> Any:
-    return value._mapped if isinstance(value, MappedWeight) else value
+    return value.plain if isinstance(value, MappedWeight) else value
 
 
 def _wrapped(value: Any) -> Any:

@@ -128,7 +128,7 @@ class GradientStore:
 
         def take(param: Tensor) -> None:
             if (own := store()) is not None:
-                own._take(param)
+                own.take(param)
 
         for param in params:
             self._numbers[param] = len(self._params)
@@ -170,7 +170,7 @@ class GradientStore:
         """Takes the gradients that no hook has seen, and waits for all writes."""
         for param in self._params:
             if param.grad is not None:
-                self._take(param)
+                self.take(param)
         for param in [param for param in self._entries if self._current(param) is None]:
             self._forget(param)
         self._settle(set(self._entries.values()))
@@ -200,7 +200,8 @@ class GradientStore:
 
     @torch.no_grad()
     @letting_go()
-    def _take(self, param: Tensor) -> None:
+    def take(self, param: Tensor) -> None:
+        """Moves the gradient in p.grad to the drive, if it is not there."""
         shards = self._plan.shards[param]
         if not shards or self._current(param) is not None:  # no elements, or on the drive already
             return
