@@ -196,7 +196,7 @@ class Gate {
 
   // The gate must outlive the handle; open it before the handle is destroyed, unless cancelled
   // requests may pass by themselves (`cancellable`).
-  [[nodiscard]] Handle open_handle(HandleOptions options, os::System* system = nullptr) {
+  [[nodiscard]] Handle open_handle(const HandleOptions& options, os::System* system = nullptr) {
     return make_handle(settings(options), parts(system));
   }
 

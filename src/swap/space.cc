@@ -66,7 +66,7 @@ void Space::close() noexcept {
   handle_.cancel_all();  // the files go, and what is written to them with them
   try {
     handle_.close();
-  } catch (const Error&) {  // nobody will read it
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the files go, nobody reads them
   }
   store_->remove_directories();
 }

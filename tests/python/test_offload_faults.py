@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import tensorferry.offload
 import tensorferry.optim
 from drives import fill_up, loop_mount, overbooked_drive
-from tensorferry._memory.stored_parameter import StoredParameter, home_of
+from tensorferry._memory.stored_parameter import StoredParameter, stored_parameter_of
 from tensorferry.offload.unit import Unit
 
 MiB = 1 << 20
@@ -239,7 +239,7 @@ def test_a_state_dict_has_nothing_older_than_a_write_that_failed(tmp_path):
         model = make_model(2)
         weights = tensorferry.offload.parameters(model, drive, max_cpu_bytes=5 * MiB)
         fill()
-        stored = home_of(model[1].weight)
+        stored = stored_parameter_of(model[1].weight)
         for operation in stored.write(torch.zeros(stored.nbytes, dtype=torch.uint8)):
             with pytest.raises(OSError):
                 operation.wait()

@@ -205,8 +205,8 @@ def test_what_is_changed_in_inference_mode_is_kept(tmp_path, way, outermost):
     model, other = make("mlp"), make("mlp")
     with offloaded(model, tmp_path) as weights:
         for one in (model, other):
-            contexts = [weights.gather(), torch.inference_mode()]
-            first, second = contexts if outermost == "gather" else reversed(contexts)
+            modes = [weights.gather(), torch.inference_mode()]
+            first, second = modes if outermost == "gather" else reversed(modes)
             with first, second:
                 for param in one.parameters():
                     UNSEEN[way](param)

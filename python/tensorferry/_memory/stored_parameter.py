@@ -21,7 +21,7 @@ CHUNK = 512 * CUT
 _stored_parameters = WeakTensorKeyDictionary()
 
 
-def home_of(param: torch.Tensor) -> StoredParameter | None:
+def stored_parameter_of(param: torch.Tensor) -> StoredParameter | None:
     """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
     stored: StoredParameter | None = _stored_parameters.get(param)
     return stored

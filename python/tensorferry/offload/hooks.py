@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from .._memory.stored_parameter import home_of
+from .._memory.stored_parameter import stored_parameter_of
 from .residency import Residency
 from .saved_weights import save_weights
 from .unit import Unit
@@ -160,7 +160,7 @@ class ModuleHooks(OnDrive):
         for name, param in self._module._parameters.items():
             if param is None or prefix + name not in state_dict:
                 continue
-            if (stored := home_of(param)) is not None:
+            if (stored := stored_parameter_of(param)) is not None:
                 state_dict[prefix + name] = stored.view()
 
 
@@ -177,7 +177,7 @@ def _frame_of_load() -> FrameType:
 
 def _without_parameters(output: Any) -> Any:
     """Returns the output of a module with views for weights: those lose their values at its end."""
-    if isinstance(output, torch.nn.Parameter) and home_of(output) is not None:
+    if isinstance(output, torch.nn.Parameter) and stored_parameter_of(output) is not None:
         return output.view_as(output)
     if type(output) in (tuple, list) and any(type(o) is torch.nn.Parameter for o in output):
         return type(output)(_without_parameters(o) for o in output)
@@ -200,7 +200,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
         return
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if param.grad is not None and home_of(param) is not None:
+            if param.grad is not None and stored_parameter_of(param) is not None:
                 raise RuntimeError(
                     f"{type(optimizer).__name__} cannot step weights that are on NVMe: use "
                     "tensorferry.optim.AdamW, or tensorferry.optim.offload(optimizer, ...)"

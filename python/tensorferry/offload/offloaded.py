@@ -14,7 +14,7 @@ from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, check_dense, page_up
 from .._memory.operators import UnseenChanges
-from .._memory.stored_parameter import home_of
+from .._memory.stored_parameter import stored_parameter_of
 from .._memory.weight_memory import WeightMemory
 from .hooks import Calls, ModuleHooks, OnDrive, refuse_other_optimizers
 from .modules import owners, smallest, unit_modules
@@ -150,7 +150,7 @@ def offload_model(
 def _check(model: torch.nn.Module) -> None:
     """Raises ValueError if a weight of the model cannot be offloaded."""
     for name, param in model.named_parameters():
-        if home_of(param) is not None:
+        if stored_parameter_of(param) is not None:
             raise ValueError(
                 f"{name} is on NVMe already: call close(restore=True) before you offload the model "
                 "again"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._memory.buffers import letting_go
 from .._memory.layout import distributed_like, flat_as, local, page_up
-from .._memory.stored_parameter import home_of
+from .._memory.stored_parameter import stored_parameter_of
 from .plan import Group, Plan, Shard, SubGroup, record_bytes
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _piece(shard: Shard, state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _values_of(shard: Shard) -> Tensor:
-    home = home_of(shard.param)
+    home = stored_parameter_of(shard.param)
     if home is None:
         return shard.values()
     memory = torch.empty(page_up(shard.nbytes), dtype=torch.uint8)

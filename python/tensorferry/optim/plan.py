@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
-from .._memory.stored_parameter import home_of
+from .._memory.stored_parameter import stored_parameter_of
 from .masters import HALF
 
 Group = dict[str, Any]  # a parameter group of torch's
@@ -154,7 +154,7 @@ class Needs:
         size = 4 if master else param.dtype.itemsize
         states = count * size + (4 if master else 0)
         held = states
-        if home_of(param) is not None:
+        if stored_parameter_of(param) is not None:
             held += param.dtype.itemsize
         if master or self.stored_gradients:
             held += size
@@ -210,7 +210,7 @@ class Plan:
     def _cut(self, group: Group, param: Tensor, state_bytes: int, held_bytes: int) -> list[Shard]:
         """The shards of a parameter; those of one on the drive are cut as it is cut there."""
         values = local(param)
-        home = home_of(param)
+        home = stored_parameter_of(param)
         if home is None:
             check_dense(values)
             size, stride = values.size(), values.stride()

@@ -17,7 +17,7 @@ from .._memory.buffers import letting_go
 from .._memory.heap import note_freed
 from .._memory.layout import page_up
 from .._memory.reading import Reading
-from .._memory.stored_parameter import StoredParameter, home_of
+from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
 from .masters import follow
@@ -160,7 +160,7 @@ class Step:
         end = page_up(max(group.record_bytes, spare))
         record, values, gradients = slice(0, end), {}, {}
         for shard in active:
-            if home_of(shard.param) is not None:
+            if stored_parameter_of(shard.param) is not None:
                 values[shard] = slice(end, end := end + page_up(shard.nbytes))
             if shard.master or self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
@@ -293,7 +293,7 @@ class Step:
 
 
 def _stored(shard: Shard) -> StoredParameter:
-    stored = home_of(shard.param)
+    stored = stored_parameter_of(shard.param)
     assert stored is not None
     return stored
 
@@ -302,7 +302,7 @@ def _active(group: SubGroup) -> list[Shard]:
     """The shards that have a gradient."""
     active = [shard for shard in group.shards if shard.param.grad is not None]
     for shard in active:
-        if home_of(shard.param) is None:
+        if stored_parameter_of(shard.param) is None:
             shard.check_layout()
     return active
 
