@@ -19,7 +19,6 @@ namespace tensorferry::handle {
 namespace {
 
 using Kind = Gate::Event::Kind;
-using engines::RequestKind;
 
 ino_t inode_of(int fd) {
   struct stat facts{};

@@ -40,7 +40,8 @@ class MemoryUse : public HandleTest {};
 
 // Moves `bytes` from and to memory that needs slots; a complaint if that took more memory than it
 // may.
-std::string move_through_slots(HandleOptions options, const std::string& path, std::size_t bytes) {
+std::string move_through_slots(const HandleOptions& options, const std::string& path,
+                               std::size_t bytes) {
   Memory memory(bytes, 1);
   std::fill(memory.bytes().begin(), memory.bytes().end(), std::byte{1});
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak counts from here

@@ -18,6 +18,8 @@
 
 namespace tensorferry::handle {
 
+// GoogleTest finds it by its argument, so in no other namespace.
+// NOLINTNEXTLINE(misc-use-anonymous-namespace)
 static std::ostream& operator<<(std::ostream& out, Verdict verdict) {
   switch (verdict) {
     case Verdict::done:
