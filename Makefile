@@ -26,9 +26,9 @@ RUFF := .venv/bin/ruff
 MYPY := .venv/bin/mypy
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 PY_FILES = python tests benchmarks examples docs
-# Tests beside each other, as many as there are processors, each with one thread of torch's; those
-# that measure come afterwards, alone.
-BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist worksteal -m 'not alone'
+# Tests beside each other, as many as there are processors, each with one thread of torch's. Those of
+# a file that builds something go to one of them (xdist_group); those that measure run later, alone.
+BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist loadgroup -m 'not alone'
 QUICK_CTESTS = ^(engines/EngineContract|Plan|Retry|HandleTest|SwapSpace|OpenFile|Error)
 QUICK_PYTESTS = tests/python/test_native.py tests/python/test_aio.py tests/python/test_errors.py \
 	tests/python/test_optim.py tests/python/test_initialize.py

@@ -30,19 +30,18 @@ _log = logging.getLogger("tensorferry")
 class Offloaded(torch.optim.Optimizer):
     """A torch optimizer whose states live on NVMe. Made by offload(), AdamW and Adam.
 
-    Args:
-        optimizer: a torch optimizer. Its states, if it has any, move to the drive.
-        nvme_path: a directory on the drive, or several on several drives.
-        buffer_count, buffer_bytes: how many page-locked buffers a step uses, and their size.
-        pipeline_read: reads the next sub-groups while one is computed.
-        pipeline_write: lets the last writes of a step go on behind the next forward pass. If one
-            fails, the next step raises, and so does a forward pass that needs the lost weights.
-        offload_gradients: moves each gradient to the drive as soon as backward has computed it;
-            p.grad then stands for it.
-        master_weights: keeps copies in fp32, on the drive, of parameters in bf16 and fp16, and
-            steps those.
-        fast_init: False reserves the space on the drive now rather than at the first step.
-        handle_options: settings of the SwapSpace, such as engine or queue_depth.
+    - `optimizer`: a torch optimizer. Its states, if it has any, move to the drive.
+    - `nvme_path`: a directory on the drive, or several on several drives.
+    - `buffer_count`, `buffer_bytes`: how many page-locked buffers a step uses, and their size.
+    - `pipeline_read`: reads the next sub-groups while the step computes one.
+    - `pipeline_write`: lets the last writes of a step go on behind the next forward pass. If one
+      fails, the next step raises, and so does a forward pass that needs the lost weights.
+    - `offload_gradients`: moves each gradient to the drive as soon as backward has computed it;
+      p.grad then stands for it.
+    - `master_weights`: keeps copies in fp32, on the drive, of parameters in bf16 and fp16, and
+      steps those.
+    - `fast_init`: False reserves the space on the drive now rather than at the first step.
+    - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.
     """
 
     __module__ = "tensorferry.optim"  # where users find it
