@@ -2,7 +2,6 @@
 
 
 
-from collections.abc import Callable
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Literal

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,14 @@ import textwrap
 def runs(ordinary):
     """How often a test of chances is repeated: ten times as often in `make soak`."""
     return ordinary * (10 if os.environ.get("TENSORFERRY_SOAK") else 1)
+
+
+def let_others_in(folder):
+    """Opens pytest's folders from this one up, which are for their owner alone."""
+    for each in [folder, *folder.parents]:
+        if stat.S_IMODE(each.stat().st_mode) != 0o700:
+            return
+        each.chmod(0o755)
 
 
 def run_python(code, *args, timeout=120, **env):

@@ -53,14 +53,12 @@ def test_python_keeps_its_own_subclasses(tensor, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_permissions(tensor, tmp_path):
-    from programs import check_python
+    from programs import check_python, let_others_in
 
     secret = tmp_path / "secret"
     secret.write_bytes(b"x" * 10_000)
     secret.chmod(0o600)
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
+    let_others_in(tmp_path)
     check_python(
         """
         import os, sys, tensorferry

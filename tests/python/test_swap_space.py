@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from programs import check_python, runs
+from programs import check_python, let_others_in, runs
 from swapping import SLOW, KiB, MiB, got
 from tensorferry import InvalidArgument, SwapSpace
 
@@ -388,8 +388,7 @@ def test_directories_that_will_not_do_are_named(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_a_directory_of_somebody_else_is_refused(tmp_path):
-    for parent in [tmp_path, *list(tmp_path.parents)[:2]]:
-        parent.chmod(0o755)
+    let_others_in(tmp_path)
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "tensorferry-swap-65534").mkdir(mode=0o777)
