@@ -11,8 +11,6 @@ import torch
 from programs import check_python, runs
 from tensorferry import Handle
 
-pytestmark = pytest.mark.alone
-
 MiB = 1 << 20
 # Slow on purpose: one small request at a time keeps a transfer in flight for as long as it takes.
 SLOW = dict(queue_depth=1, block_bytes=4096, workers=1)
@@ -27,6 +25,7 @@ def big(tmp_path):
     return str(path)
 
 
+@pytest.mark.alone
 def test_two_threads_are_in_the_kernel_at_once(path):
     """Both are inside a blocking call at the same moment, so neither holds the GIL."""
     with Handle(**SLOW) as handle:
@@ -47,6 +46,7 @@ def test_two_threads_are_in_the_kernel_at_once(path):
         assert most == 2
 
 
+@pytest.mark.alone
 def test_python_goes_on_during_a_wait_for_a_gibibyte(path):
     gibibyte = tensorferry.PinnedBuffer(1 << 30)
     with Handle() as handle:
@@ -73,6 +73,7 @@ def test_python_goes_on_during_a_wait_for_a_gibibyte(path):
     assert during_wait > 1000 and during_call > 1000
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("call", ["wait", "read_now"])
 def test_ctrl_c_ends_a_wait(big, call):
     """The wait raises; the operation goes on, or a synchronous call has let go of the buffer."""
@@ -324,6 +325,7 @@ if __name__ == "__main__":
     )
 
 
+@pytest.mark.alone
 def test_nothing_leaks_over_many_operations(path):
     """Descriptors, memory and the time per operation stay as they are."""
     handle = Handle()
