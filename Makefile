@@ -29,9 +29,7 @@ PY_FILES = python tests benchmarks examples docs
 # Tests beside each other, as many as there are processors, each with one thread of torch's. Those of
 # a file that builds something go to one of them (xdist_group); those that measure run later, alone.
 BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist loadgroup -m 'not alone'
-QUICK_CTESTS = ^(engines/EngineContract|Plan|Retry|HandleTest|SwapSpace|OpenFile|Error)
-QUICK_PYTESTS = tests/python/test_native.py tests/python/test_aio.py tests/python/test_errors.py \
-	tests/python/test_optim.py tests/python/test_initialize.py
+QUICK_PYTESTS = $(patsubst %,tests/python/test_%.py,native aio optim initialize)
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.
 FERRY = PATH=$(CURDIR)/.venv/bin:$$PATH PYTHONPATH=$(CURDIR)/build/release/python \
@@ -79,12 +77,13 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 		$(PYTEST) -ra -m alone tests/python || failed=1; \
 		exit $$failed
 
-quick: ## What finds most, within two minutes of a build: rooms, style, the core of both sides
+quick: ## What finds most, within two minutes of a build: the rooms, and the core of both sides
 	@$(SETUP) packages build test
 	@$(SETUP) venv test
 	@$(build_all)
-	@ctest --preset release -j $(JOBS) -R '$(QUICK_CTESTS)' --output-on-failure
+	@$(BESIDE) -q tests/house/test_rooms.py
 	@$(BESIDE) -q $(QUICK_PYTESTS)
+	@ctest --preset release -j $(JOBS) -LE fault --progress
 
 soak: ## The long versions of the tests of faults and lifetimes (a quarter of an hour)
 	@$(SETUP) packages build test
