@@ -173,7 +173,7 @@ Json read_json(const std::string& path) {
   };
   try {
     return Json::parse(text.str(), not_too_deep);
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {      // of numbers such as 1e999, too
     const std::string_view why = error.what();  // "[json.exception...] parse error at line ..."
     const std::size_t tag = why.find("] ");
     throw failure("read", path, EBADMSG,

@@ -185,6 +185,7 @@ def test_bad_spaces_are_refused_before_anything_is_written(ferry, space):
         ("{oops", "space.json"),
         ('{"queue_depth": ["x"]}', "queue_depth"),
         ('{"queue_depth": ' + "[" * 200_000 + "]" * 200_000 + "}", "nested"),
+        ('{"queue_depth": [1e999]}', "space.json"),
     ):
         (ferry.place / "space.json").write_text(text)
         assert word in ferry("sweep", *space, code=1).stderr
