@@ -12,6 +12,7 @@ ARGS ?=
 AGAINST ?=
 export QUICK
 FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 0
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
 export PYTHON
@@ -163,7 +164,7 @@ tsan: ## The tests of threads (TSAN_TESTS=...) with ThreadSanitizer (build/tsan)
 	@ctest --preset tsan -j $(JOBS) -E _NOT_BUILT$$
 
 # Their files are in memory: they write a new one for every input.
-fuzz: ## All fuzzers (FUZZERS=...), together for FUZZ_SECONDS=60 (build/asan)
+fuzz: ## All fuzzers (FUZZERS=...), together for FUZZ_SECONDS=60, with inputs by chance or by FUZZ_SEED (build/asan)
 	@$(SETUP) packages build test check
 	@$(call build,asan,,-t $(FUZZERS:=_fuzzer))
 	@for fuzzer in $(FUZZERS); do \
@@ -172,7 +173,7 @@ fuzz: ## All fuzzers (FUZZERS=...), together for FUZZ_SECONDS=60 (build/asan)
 		mkdir -p $$corpus $$crashes; \
 		cp tests/fuzz/seeds/$$fuzzer/* $$corpus 2>/dev/null || true; \
 		(cd /dev/shm && $(CURDIR)/build/asan/tests/fuzz/$${fuzzer}_fuzzer -verbosity=0 \
-			-print_final_stats=1 -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(FUZZERS)))) \
+			-print_final_stats=1 -seed=$(FUZZ_SEED) -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(FUZZERS)))) \
 			-artifact_prefix=$(CURDIR)/$$crashes/ $$corpus $(CURDIR)/$$crashes) || exit 1; \
 		rmdir -p --ignore-fail-on-non-empty $$crashes; \
 	done
