@@ -49,7 +49,7 @@ FUZZERS = $(patsubst tests/fuzz/%_fuzzer.cc,%,$(wildcard tests/fuzz/*_fuzzer.cc)
 TIDY_SOURCES ?= /(src/[a-z]+|python/src)/\w+(?<!_test)\.cc$$
 TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src/[a-z]+/\w+_test\.cc$$
 tidy_files = run-clang-tidy-19 -p build/tidy -j $(JOBS) -quiet -warnings-as-errors='*' $(1) 2>&1 \
-	| grep -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
+	| grep --line-buffered -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
 
 # Reports of sanitizers name lines: this program of binutils reads what clang writes.
 symbolizer := external_symbolizer_path=$(shell command -v addr2line)
