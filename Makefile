@@ -27,9 +27,9 @@ RUFF := .venv/bin/ruff
 MYPY := .venv/bin/mypy
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 PY_FILES = python tests benchmarks examples docs
-# Tests beside each other, as many as there are processors, each with one thread of torch's. Those of
-# a file that builds something go to one of them (xdist_group); those that measure run later, alone.
-BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist loadgroup -m 'not alone'
+# Tests of several files beside each other, as many as there are processors, each with one thread of
+# torch's. Those that measure run later, alone.
+BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist loadfile -m 'not alone'
 QUICK_PYTESTS = $(patsubst %,tests/python/test_%.py,native aio optim initialize)
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.

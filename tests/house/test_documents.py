@@ -9,8 +9,6 @@ import documents
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.xdist_group("test_documents")  # builds once
-
 # More than these would be a habit. `pytest -rP -k left_alone` lists them.
 LEFT_ALONE_MOST = 3
 

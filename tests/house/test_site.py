@@ -14,8 +14,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.xdist_group("test_site")  # builds once
-
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
 COMMANDS = ("bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion")
 

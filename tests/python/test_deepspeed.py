@@ -14,8 +14,6 @@ pytest.importorskip("deepspeed")
 
 from programs import run_python
 
-pytestmark = pytest.mark.xdist_group("test_deepspeed")  # builds once
-
 JOB = Path(__file__).with_name("deepspeed_job.py")
 
 

@@ -13,8 +13,6 @@ import pytest
 import tensorferry
 from programs import check_python, run_python
 
-pytestmark = pytest.mark.xdist_group("test_package")  # builds once
-
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {
     "libc.so.6",
