@@ -90,18 +90,15 @@ class Offloaded(torch.optim.Optimizer):
         stepper.reset(self.param_groups)
         stepper.retire()
         if offload_gradients:
-            buffers_bytes = buffer_count * page_up(self._buffer_bytes())
-            self._gradients = GradientStore(self._plan, self._store.space, buffers_bytes)
+            store = self._store
+            self._gradients = GradientStore(self._plan, store.space, store.buffers_bytes)
             for group in self.param_groups:
                 self._gradients.watch(group["params"])
-
-    def _buffer_bytes(self) -> int:
-        return max(self._plan.buffer_bytes, self._plan.largest, LEAST_BYTES)
 
     def _open_store(
         self, nvme_path: Any, buffer_count: int, handle_options: dict[str, Any]
     ) -> StateStore:
-        size = self._buffer_bytes()
+        size = max(self._plan.buffer_bytes, self._plan.largest, LEAST_BYTES)
         if size > self._plan.buffer_bytes:
             _log.warning(
                 "buffer_bytes is %d, and the largest piece of a parameter with its states needs "

@@ -24,11 +24,11 @@ class StateStore:
     The drive holds the states of the last step only while `spoiled` is None: otherwise that says
     why they cannot be used."""
 
-    def __init__(self, space: SwapSpace, gpu_bytes: int) -> None:
+    def __init__(self, space: SwapSpace, buffers_bytes: int) -> None:
         self.space = space
         self.spoiled: str | None = None
         self.writes: list[Operation] = []  # under way, oldest first
-        self._gpu_bytes = gpu_bytes  # for the sub-groups of one GPU together
+        self.buffers_bytes = buffers_bytes  # of all buffers together, on the device that steps
         self._gpu_pools: dict[torch.device, GpuPool] = {}
 
     @property
@@ -73,7 +73,7 @@ class StateStore:
 
     def _pool(self, device: torch.device) -> GpuPool:
         if device not in self._gpu_pools:
-            self._gpu_pools[device] = GpuPool(device, self._gpu_bytes)
+            self._gpu_pools[device] = GpuPool(device, self.buffers_bytes)
         return self._gpu_pools[device]
 
     # --- records ---
