@@ -17,11 +17,11 @@ class TENSORFERRY_EXPORT Error : public std::exception {
  public:
   struct Details {
     std::string operation;  // "read", "open", "io_uring_setup"
-    std::string path;       // empty where no file is involved
-    std::optional<std::uint64_t> offset;
-    std::optional<std::uint64_t> length;
-    int code = 0;      // an errno value
-    std::string hint;  // what happened in words and what to do; may be empty
+    std::string path = {};  // empty if no file is involved
+    std::optional<std::uint64_t> offset = {};
+    std::optional<std::uint64_t> length = {};
+    int code = 0;           // an errno value
+    std::string hint = {};  // what happened in words and what to do; may be empty
   };
 
   explicit Error(Details details);

@@ -20,12 +20,7 @@ namespace tensorferry {
 // contiguous, sparse, meta or on another device. The tensor must live as long as they are used.
 inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   const auto refuse = [](const char* hint) {
-    return Error({.operation = "use tensor",
-                  .path = {},
-                  .offset = {},
-                  .length = {},
-                  .code = EINVAL,
-                  .hint = hint});
+    return Error({.operation = "use tensor", .code = EINVAL, .hint = hint});
   };
   if (!tensor.defined()) throw refuse("the tensor is undefined");
   if (tensor.layout() != at::kStrided) throw refuse("the tensor is sparse; use to_dense()");

@@ -41,12 +41,7 @@ nb::str shown(const std::string& text) {
 }
 
 Error invalid(const char* operation, std::string hint) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = EINVAL,
-                .hint = std::move(hint)});
+  return Error({.operation = operation, .code = EINVAL, .hint = std::move(hint)});
 }
 
 nb::object as_exception(const Error& error) {

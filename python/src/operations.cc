@@ -33,9 +33,6 @@ std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
   const std::shared_ptr<Flight> flight = self.flight;
   if (!flight->wait(seconds(timeout))) {
     throw Error({.operation = "wait",
-                 .path = {},
-                 .offset = {},
-                 .length = {},
                  .code = ETIMEDOUT,
                  .hint = "the operation is not done after " + std::to_string(timeout.value_or(0)) +
                          " s; it goes on: wait again or cancel() it"});
@@ -109,9 +106,6 @@ class Completions {
     List() : descriptor(::eventfd(0, EFD_CLOEXEC)) {
       if (descriptor >= 0) return;
       throw Error({.operation = "eventfd",
-                   .path = {},
-                   .offset = {},
-                   .length = {},
                    .code = errno,
                    .hint = "needed for callbacks; close files or raise ulimit -n"});
     }

@@ -67,9 +67,6 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
     if (Clock::now() >= end || (until != nullptr && until->done())) {
       throw Error(
           {.operation = "wait for swap buffers",
-           .path = {},
-           .offset = {},
-           .length = {},
            .code = ETIMEDOUT,
            .hint =
                "all of them are in use; let go of some, wait for writes, or raise buffer_bytes"});

@@ -21,9 +21,6 @@ EngineKind parse_engine_kind(std::string_view text) {
     if (engine_names.at(i) == text) return static_cast<EngineKind>(i);
   }
   throw Error({.operation = "engine",
-               .path = {},
-               .offset = {},
-               .length = {},
                .code = EINVAL,
                .hint = "no engine is called \"" + std::string(text) +
                        "\"; there are auto, io_uring, libaio, threads and gds"});

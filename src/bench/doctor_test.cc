@@ -19,12 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Error refusal(int code, const std::string& operation = "io_uring_setup") {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = "a hint"});
+  return Error({.operation = operation, .code = code, .hint = "a hint"});
 }
 
 // A machine of files, on which tests plant what they want found.

@@ -31,12 +31,7 @@ class Descriptor {
 };
 
 Error unknown(const std::string& path) {
-  return Error({.operation = "look for cached pages of",
-                .path = path,
-                .offset = {},
-                .length = {},
-                .code = errno,
-                .hint = {}});
+  return Error({.operation = "look for cached pages of", .path = path, .code = errno});
 }
 
 }  // namespace

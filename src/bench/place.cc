@@ -89,8 +89,6 @@ Place place_of(const std::string& directory) {
     throw Error(
         {.operation = "use directory",
          .path = directory,
-         .offset = {},
-         .length = {},
          .code = error.value(),
          .hint = error.value() == ENOENT ? "there is no such directory; make it first" : ""});
   }

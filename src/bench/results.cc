@@ -24,8 +24,6 @@ namespace {
 Error failure(const char* operation, const std::string& path, int code, std::string hint = {}) {
   return Error({.operation = operation,
                 .path = path,
-                .offset = {},
-                .length = {},
                 .code = code != 0 ? code : EIO,
                 .hint = std::move(hint)});
 }

@@ -21,12 +21,7 @@ Error failure(const char* operation, const std::string& path, int code) {
                      : code == EROFS                   ? "the file system is mounted read-only"
                      : code == EACCES || code == EPERM ? "give a directory that you may write to"
                                                        : "";
-  return Error({.operation = operation,
-                .path = path,
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = hint});
+  return Error({.operation = operation, .path = path, .code = code, .hint = hint});
 }
 
 }  // namespace
@@ -38,7 +33,6 @@ void check_space(const std::string& directory, std::uint64_t bytes_needed) {
   if (free_bytes >= bytes_needed) return;
   throw Error({.operation = "make test files",
                .path = directory,
-               .offset = {},
                .length = bytes_needed,
                .code = ENOSPC,
                .hint = rounded_size(bytes_needed) + " are needed and " + rounded_size(free_bytes) +

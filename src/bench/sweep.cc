@@ -23,12 +23,7 @@ namespace fs = std::filesystem;
 constexpr const char* drop_caches = "/proc/sys/vm/drop_caches";
 
 Error invalid(const std::string& hint) {
-  return Error({.operation = "read the space",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = EINVAL,
-                .hint = hint});
+  return Error({.operation = "read the space", .code = EINVAL, .hint = hint});
 }
 
 std::uint64_t parse_bytes(const std::string& key, const Json& value) {

@@ -326,8 +326,6 @@ void conclude(Tuned& tuned, const Place& place, const Point& usual) {
   if (tuned.rounds.empty()) {
     throw Error({.operation = "tune",
                  .path = place.directory,
-                 .offset = {},
-                 .length = {},
                  .code = ETIMEDOUT,
                  .hint = "the drive is too slow to try every setting once in this time; give it "
                          "more with --seconds"});
@@ -430,8 +428,6 @@ Json config_in(const std::string& path) {
   if (config.is_object() && (!config.contains("aio") || config["aio"].is_object())) return config;
   throw Error({.operation = "write config",
                .path = path,
-               .offset = {},
-               .length = {},
                .code = EBADMSG,
                .hint = "it, and its \"aio\" if it has one, must be JSON objects"});
 }

@@ -301,12 +301,7 @@ class Verification {
     const int code = errno;
     if (fd >= 0) close(fd);
     if (!done) {
-      throw Error({.operation = "keep",
-                   .path = kept,
-                   .offset = {},
-                   .length = {},
-                   .code = code,
-                   .hint = {}});
+      throw Error({.operation = "keep", .path = kept, .code = code});
     }
     result_.kept = kept;
   }

@@ -79,8 +79,6 @@ bench::SweepOptions complete(const Options& options) {
       if (options.gds) {
         throw Error({.operation = "read the space",
                      .path = options.space_file,
-                     .offset = {},
-                     .length = {},
                      .code = EINVAL,
                      .hint = "it names engines, and --gds names one too; keep one of them"});
       }
@@ -133,12 +131,7 @@ Json settings_of(const bench::SweepOptions& sweep, bench::CacheDrop drop) {
 }
 
 Error refused(const std::string& path, const std::string& hint) {
-  return Error({.operation = "begin a sweep",
-                .path = path,
-                .offset = {},
-                .length = {},
-                .code = EEXIST,
-                .hint = hint});
+  return Error({.operation = "begin a sweep", .path = path, .code = EEXIST, .hint = hint});
 }
 
 // What an interrupted sweep had finished; the logs of one that is to be replaced are removed.

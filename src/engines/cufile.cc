@@ -107,12 +107,8 @@ const Name* name_of(int code) noexcept {
 }
 
 Error cufile_error(const char* call, CufileError error) {
-  return Error({.operation = call,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = cufile_errno(error.code),
-                .hint = cufile_text(error.code)});
+  return Error(
+      {.operation = call, .code = cufile_errno(error.code), .hint = cufile_text(error.code)});
 }
 
 // Where pip puts libcufile, next to libraries of CUDA or torch that the process has loaded. A
@@ -212,12 +208,8 @@ const Library* load() {
 // With the lock held: the library, with its driver open.
 Result<const Library*> start() {
   const auto none = [](std::string why) {
-    return Error({.operation = "use GPUDirect Storage",
-                  .path = {},
-                  .offset = {},
-                  .length = {},
-                  .code = EOPNOTSUPP,
-                  .hint = std::move(why)});
+    return Error(
+        {.operation = "use GPUDirect Storage", .code = EOPNOTSUPP, .hint = std::move(why)});
   };
   const Library* library = load();
   if (library == nullptr) return none(state().problem);
@@ -363,8 +355,6 @@ void register_gpu_memory(std::span<std::byte> memory) {
   const std::optional<int> gpu = os::gpu_of(memory.data());
   if (!gpu) {
     throw Error({.operation = "register GPU memory",
-                 .path = {},
-                 .offset = {},
                  .length = memory.size(),
                  .code = EFAULT,
                  .hint = "the memory is not a GPU's; give a tensor on one"});

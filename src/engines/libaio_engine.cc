@@ -151,12 +151,7 @@ class LibaioEngine final : public Engine {
 };
 
 Error refused(const char* operation, int code) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = why_refused(code)});
+  return Error({.operation = operation, .code = code, .hint = why_refused(code)});
 }
 
 }  // namespace

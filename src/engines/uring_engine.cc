@@ -261,12 +261,7 @@ class UringEngine final : public Engine {
 };
 
 Error refused(const char* operation, int code) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = why_refused(operation, code)});
+  return Error({.operation = operation, .code = code, .hint = why_refused(operation, code)});
 }
 
 // A ring works if a request comes back through it: filters refuse system calls one by one. It is a

@@ -316,8 +316,6 @@ Device device_of(const std::string& path) {
   if (code < 0) {
     throw Error({.operation = "look at",
                  .path = path,
-                 .offset = {},
-                 .length = {},
                  .code = -code,
                  .hint = "a path on the drive is wanted"});
   }

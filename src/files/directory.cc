@@ -25,12 +25,7 @@ std::pair<std::string, std::string> parent_and_name(const std::string& path) {
 }
 
 Error failure(const char* operation, const std::string& path, int code, std::string hint) {
-  return Error({.operation = operation,
-                .path = path,
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = std::move(hint)});
+  return Error({.operation = operation, .path = path, .code = code, .hint = std::move(hint)});
 }
 
 Error not_found(const std::string& path, const std::string& why) {

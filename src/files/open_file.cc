@@ -96,12 +96,8 @@ OpenFile::~OpenFile() {
 }
 
 Error OpenFile::failure(const char* operation, int code) const {
-  return Error({.operation = operation,
-                .path = path_,
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = hint_for(code, writable())});
+  return Error(
+      {.operation = operation, .path = path_, .code = code, .hint = hint_for(code, writable())});
 }
 
 bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
@@ -114,8 +110,6 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
   if (path.find('\0') != std::string::npos) {
     return Error({.operation = "open",
                   .path = path,
-                  .offset = {},
-                  .length = {},
                   .code = EINVAL,
                   .hint = "the path holds a NUL character"});
   }
@@ -127,8 +121,6 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
     if (S_ISDIR(facts.stx_mode)) return file->failure("open", EISDIR);
     return Error({.operation = "open",
                   .path = path,
-                  .offset = {},
-                  .length = {},
                   .code = EINVAL,
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
@@ -168,12 +160,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   std::shared_ptr<OpenFile> file(
       new OpenFile(system, std::move(path), flags < 0 ? O_RDONLY : flags & O_ACCMODE));
   const auto refuse = [&file](int code, const char* hint) {
-    return Error({.operation = "use descriptor",
-                  .path = file->path(),
-                  .offset = {},
-                  .length = {},
-                  .code = code,
-                  .hint = hint});
+    return Error({.operation = "use descriptor", .path = file->path(), .code = code, .hint = hint});
   };
   if (flags < 0) return refuse(-flags, "the descriptor is not open");
   if ((flags & O_APPEND) != 0) {
@@ -235,8 +222,6 @@ Status OpenFile::adopt(int fd, bool direct) {
   if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
     return Error({.operation = "open",
                   .path = path_,
-                  .offset = {},
-                  .length = {},
                   .code = EINVAL,
                   .hint = "neither a regular file nor a block device; give one of these"});
   }
@@ -307,8 +292,6 @@ Result<int> OpenFile::reopen_by_path(int flags) {
   }
   return Error({.operation = "open a second time",
                 .path = path_,
-                .offset = {},
-                .length = {},
                 .code = ENOENT,
                 .hint = "/proc is not mounted, and the file is not at this path; mount /proc"});
 }
@@ -337,8 +320,6 @@ Result<int> OpenFile::demote(const Error& refusal) {
   if (!own_flags_) {
     return Error({.operation = "open a second time",
                   .path = path_,
-                  .offset = {},
-                  .length = {},
                   .code = code,
                   .hint = why_not_twice(code) +
                           ", and parts of blocks need a descriptor without O_DIRECT: lend one"});
@@ -374,7 +355,6 @@ Status OpenFile::resize(std::uint64_t bytes) {
   if (const int got = system_.truncate(main_fd(), bytes); got < 0) {
     return Error({.operation = "resize",
                   .path = path_,
-                  .offset = {},
                   .length = bytes,
                   .code = -got,
                   .hint = regular_ ? hint_for(-got, true) : "a block device has a fixed size"});

@@ -62,12 +62,7 @@ bool apply(Profile& profile, const std::string& name, const std::string& value) 
 }
 
 Error failure(const std::string& path, int code, std::string hint) {
-  return Error({.operation = "save profile",
-                .path = path,
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = std::move(hint)});
+  return Error({.operation = "save profile", .path = path, .code = code, .hint = std::move(hint)});
 }
 
 }  // namespace

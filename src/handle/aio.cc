@@ -32,9 +32,6 @@ HandleOptions one_off(std::size_t block_size, unsigned queue_depth, bool single_
   // Zero means "choose" in HandleOptions, and nothing sensible here.
   if (block_size == 0 || queue_depth == 0) {
     throw Error({.operation = "set up",
-                 .path = {},
-                 .offset = {},
-                 .length = {},
                  .code = EINVAL,
                  .hint = block_size == 0 ? "block_size is 0; 1048576 suits most drives"
                                          : "queue_depth is 0; 128 suits most drives"});

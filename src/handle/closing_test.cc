@@ -297,12 +297,7 @@ TEST_F(Held, calls_that_race_with_close_end_or_are_refused) {
 
 TEST(Losses, are_told_with_the_first_and_the_number_of_the_others) {
   Ledger ledger;
-  const Error first({.operation = "write",
-                     .path = "data",
-                     .offset = {},
-                     .length = {},
-                     .code = EIO,
-                     .hint = "the drive"});
+  const Error first({.operation = "write", .path = "data", .code = EIO, .hint = "the drive"});
   for (const auto& [count, hint] : {std::pair(1, "the drive"),
                                     {2, "the drive; 1 more operation failed unseen"},
                                     {3, "the drive; 2 more operations failed unseen"}}) {

@@ -30,8 +30,6 @@ Result<std::shared_ptr<engines::CufileFile>> cufile_of(const files::OpenFile& fi
   const auto refuse = [&](int code, const std::string& why) {
     return Error({.operation = "use GPUDirect Storage",
                   .path = file.path(),
-                  .offset = {},
-                  .length = {},
                   .code = code,
                   .hint = why + "; the engine auto reaches this file"});
   };
@@ -134,12 +132,7 @@ void Conductor::cancel_all() noexcept {
 
 Status Conductor::check_open() const {
   const auto refuse = [](int code, const char* hint) {
-    return Error({.operation = "use handle",
-                  .path = {},
-                  .offset = {},
-                  .length = {},
-                  .code = code,
-                  .hint = hint});
+    return Error({.operation = "use handle", .code = code, .hint = hint});
   };
   if (generation_ != os::fork_generation()) {
     return refuse(ECHILD, "it was opened before fork() and belongs to the parent; open a new one");

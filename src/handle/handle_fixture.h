@@ -92,12 +92,7 @@ class Memory {
   } catch (const Error& error) {
     return error;
   }
-  return Error({.operation = "wait",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = ETIMEDOUT,
-                .hint = "the operation did not end"});
+  return Error({.operation = "wait", .code = ETIMEDOUT, .hint = "the operation did not end"});
 }
 
 [[nodiscard]] inline int outcome_code(const Operation& operation) {

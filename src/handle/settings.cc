@@ -26,12 +26,7 @@ constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 constexpr std::size_t auto_slot_bytes = 64 * MiB;
 
 Error refused(std::string why) {
-  return Error({.operation = "open handle",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = EINVAL,
-                .hint = std::move(why)});
+  return Error({.operation = "open handle", .code = EINVAL, .hint = std::move(why)});
 }
 
 constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {

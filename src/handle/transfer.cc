@@ -75,8 +75,6 @@ Error sync_error(engines::RequestKind kind, const files::OpenFile& file,
   }
   return Error({.operation = engines::verb(kind),
                 .path = file.path(),
-                .offset = {},
-                .length = {},
                 .code = without_second_meaning(code),
                 .hint = std::move(hint)});
 }
@@ -310,9 +308,6 @@ void Transfer::before_done(std::function<void(Outcome)> then) {
 void Transfer::check_process() const {
   if (generation_ == os::fork_generation()) return;
   throw Error({.operation = "wait",
-               .path = {},
-               .offset = {},
-               .length = {},
                .code = ECHILD,
                .hint = "the operation was started before fork() and belongs to the parent"});
 }

@@ -76,9 +76,6 @@ Status Worker::start() {
   auto thread = os::start_thread("ferry-worker", [this] { const auto last = run(); });
   if (!thread) {
     return Error({.operation = "start worker thread",
-                  .path = {},
-                  .offset = {},
-                  .length = {},
                   .code = EAGAIN,
                   .hint = "the system has no thread left; use fewer workers or raise ulimit -u"});
   }

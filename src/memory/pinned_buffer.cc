@@ -56,9 +56,6 @@ const std::string& PinnedBuffer::huge_page_reason() const noexcept {
 void PinnedBuffer::free() {
   if (region_ == nullptr) {
     throw Error({.operation = "free page-locked memory",
-                 .path = {},
-                 .offset = {},
-                 .length = {},
                  .code = EINVAL,
                  .hint = "this PinnedBuffer has been freed or moved from already"});
   }

@@ -82,8 +82,6 @@ Region::Region(std::byte* data, std::size_t bytes, std::size_t mapped_bytes, os:
 Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& system) {
   const auto no_memory = [bytes] {
     return Error({.operation = "allocate page-locked memory",
-                  .path = {},
-                  .offset = {},
                   .length = bytes,
                   .code = ENOMEM,
                   .hint = "ask for less, or free other memory"});

@@ -220,21 +220,11 @@ Error cuda_error(const CudaDriver& driver, const char* call, Code code) {
   driver.get_error_string(code, &words);
   std::string hint = name != nullptr ? name : "CUDA error " + std::to_string(code);
   if (words != nullptr) hint += std::string(" (") + words + ")";
-  return Error({.operation = call,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = errno_of(code),
-                .hint = hint + advice(code)});
+  return Error({.operation = call, .code = errno_of(code), .hint = hint + advice(code)});
 }
 
 Error no_cuda(const char* operation, std::string why) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = ENODEV,
-                .hint = std::move(why)});
+  return Error({.operation = operation, .code = ENODEV, .hint = std::move(why)});
 }
 
 Status status_of(const CudaDriver& driver, const char* call, Code code) {
@@ -422,12 +412,7 @@ void unregister_with_cuda(int device, std::byte* memory) noexcept {
 namespace {
 
 Error refused_stream(int code, std::string why) {
-  return Error({.operation = "transfer GPU memory",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = std::move(why)});
+  return Error({.operation = "transfer GPU memory", .code = code, .hint = std::move(why)});
 }
 
 }  // namespace

@@ -41,8 +41,6 @@ Memory page_locked(std::size_t bytes) {
 
 Error no_memory(std::size_t bytes) {
   return Error({.operation = "map swap buffers",
-                .path = {},
-                .offset = {},
                 .length = bytes,
                 .code = ENOMEM,
                 .hint = "make buffer_bytes smaller"});

@@ -21,8 +21,6 @@ Mapping::~Mapping() { system_.unmap(memory_, mapped_bytes_); }
 Result<std::shared_ptr<Mapping>> Mapping::make(os::System& system, std::vector<Part> parts) {
   const auto no_addresses = [](std::uint64_t bytes) {
     return Error({.operation = "map tensors",
-                  .path = {},
-                  .offset = {},
                   .length = bytes,
                   .code = ENOMEM,
                   .hint = "no addresses left; raise ulimit -v or vm.max_map_count"});

@@ -73,12 +73,7 @@ RunDirectory::~RunDirectory() {
 }
 
 Error RunDirectory::failure(const char* operation, int code, std::string hint) const {
-  return Error({.operation = operation,
-                .path = path_,
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = std::move(hint)});
+  return Error({.operation = operation, .path = path_, .code = code, .hint = std::move(hint)});
 }
 
 Result<std::unique_ptr<RunDirectory>> RunDirectory::make(os::System& system,

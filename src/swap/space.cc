@@ -13,12 +13,8 @@ namespace tensorferry::swap {
 namespace {
 
 Error wrong(const char* operation, std::string_view key, int code, const std::string& what) {
-  return Error({.operation = operation,
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = code,
-                .hint = "tensor '" + std::string(key) + "': " + what});
+  return Error(
+      {.operation = operation, .code = code, .hint = "tensor '" + std::string(key) + "': " + what});
 }
 
 Error out_of_range(const char* operation, std::string_view key, std::uint64_t held,
@@ -80,8 +76,6 @@ void Space::check_generation() const {
   if (generation_ == os::fork_generation()) return;
   throw Error({.operation = "use swap space",
                .path = store_->paths().front(),
-               .offset = {},
-               .length = {},
                .code = ECHILD,
                .hint = "it belongs to the parent of this process; open another one"});
 }
@@ -306,8 +300,6 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
   check_generation();
   if (bytes > arena_->size()) {
     throw Error({.operation = "take swap buffer",
-                 .path = {},
-                 .offset = {},
                  .length = bytes,
                  .code = EINVAL,
                  .hint = "the buffers hold " + std::to_string(arena_->size()) +

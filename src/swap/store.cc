@@ -45,9 +45,6 @@ Result<std::shared_ptr<Store>> Store::make(os::System& system,
   std::shared_ptr<Store> store(new Store(system), os::DeleteOwn{});
   if (directories.empty()) {
     return Error({.operation = "open swap space",
-                  .path = {},
-                  .offset = {},
-                  .length = {},
                   .code = EINVAL,
                   .hint = "name at least one directory on the drive to swap to"});
   }
@@ -155,7 +152,6 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
   }
   return Error({.operation = "swap out",
                 .path = drives_.front().file.path(),
-                .offset = {},
                 .length = needed_bytes,
                 .code = full ? ENOSPC : growth_error_,
                 .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +

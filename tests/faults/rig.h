@@ -118,12 +118,7 @@ class Buffer {
     return error;
   }
   if (ended) return operation.error();
-  return Error({.operation = "wait",
-                .path = {},
-                .offset = {},
-                .length = {},
-                .code = ETIMEDOUT,
-                .hint = "the operation did not end"});
+  return Error({.operation = "wait", .code = ETIMEDOUT, .hint = "the operation did not end"});
 }
 
 [[nodiscard]] inline int outcome_code(const Operation& operation) {
