@@ -462,18 +462,7 @@ std::string stats_json(const tensorferry::Stats& stats) {
   const auto add = [&out](const char* name, std::uint64_t value) {
     out += json_text(name) + ": " + std::to_string(value) + ", ";
   };
-  add("operations", stats.operations);
-  add("failed_operations", stats.failed_operations);
-  add("inline_operations", stats.inline_operations);
-  add("requests", stats.requests);
-  add("read_bytes", stats.read_bytes);
-  add("written_bytes", stats.written_bytes);
-  add("bounced_bytes", stats.bounced_bytes);
-  add("fixed_requests", stats.fixed_requests);
-  add("retries", stats.retries);
-  add("short_transfers", stats.short_transfers);
-  add("refused_submissions", stats.refused_submissions);
-  add("fallbacks", stats.fallbacks);
+  for (const auto& counter : tensorferry::stats_counters) add(counter.name, stats.*counter.value);
   add("latency_ns_p50", stats.latency_ns_p50);
   add("latency_ns_p99", stats.latency_ns_p99);
   out += "\"fallback_reasons\": [";

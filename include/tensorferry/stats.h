@@ -34,4 +34,25 @@ struct Stats {
   double cpu_seconds = 0;  // of the handle's own threads
 };
 
+// The counters of Stats by name, in the order above, for programs that print or add up all of them.
+struct StatsCounter {
+  const char* name;
+  std::uint64_t Stats::* value;
+};
+inline constexpr StatsCounter stats_counters[] = {
+    {"operations", &Stats::operations},
+    {"failed_operations", &Stats::failed_operations},
+    {"cancelled_operations", &Stats::cancelled_operations},
+    {"inline_operations", &Stats::inline_operations},
+    {"requests", &Stats::requests},
+    {"read_bytes", &Stats::read_bytes},
+    {"written_bytes", &Stats::written_bytes},
+    {"bounced_bytes", &Stats::bounced_bytes},
+    {"fixed_requests", &Stats::fixed_requests},
+    {"retries", &Stats::retries},
+    {"short_transfers", &Stats::short_transfers},
+    {"refused_submissions", &Stats::refused_submissions},
+    {"fallbacks", &Stats::fallbacks},
+};
+
 }  // namespace tensorferry

@@ -487,28 +487,7 @@ Status Conductor::transfer_now(Direction direction, Part part, Durability durabi
 // --- Statistics ------------------------------------------------------------------------------
 
 Stats Conductor::stats() {
-  const auto value = [](const Ledger::Counter& counter) {
-    return counter.load(std::memory_order_relaxed);
-  };
-  Stats stats;
-  stats.operations = value(ledger_->operations);
-  stats.failed_operations = value(ledger_->failed_operations);
-  stats.cancelled_operations = value(ledger_->cancelled_operations);
-  stats.inline_operations = value(ledger_->inline_operations);
-  stats.requests = value(ledger_->requests);
-  stats.read_bytes = value(ledger_->read_bytes);
-  stats.written_bytes = value(ledger_->written_bytes);
-  stats.bounced_bytes = value(ledger_->bounced_bytes);
-  stats.fixed_requests = value(ledger_->fixed_requests);
-  stats.retries = value(ledger_->retries);
-  stats.short_transfers = value(ledger_->short_transfers);
-  stats.refused_submissions = value(ledger_->refused_submissions);
-  stats.fallbacks = value(ledger_->fallbacks);
-  stats.fallback_reasons = ledger_->fallback_reasons();
-  stats.latency_ns_p50 = ledger_->latency_ns.percentile(0.50);
-  stats.latency_ns_p90 = ledger_->latency_ns.percentile(0.90);
-  stats.latency_ns_p99 = ledger_->latency_ns.percentile(0.99);
-  stats.latency_ns_max = ledger_->latency_ns.max();
+  Stats stats = ledger_->stats();
   if (generation_ == os::fork_generation()) {
     if (std::string problem = Trace::problem(); !problem.empty()) {
       ++stats.fallbacks;

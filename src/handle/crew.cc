@@ -96,8 +96,9 @@ void Crew::look_after_end() noexcept {
   if (!finishing_ || closing_) return;
   {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t progress =
-        ledger_->written_bytes + ledger_->read_bytes + ledger_->operations;
+    const std::uint64_t progress = ledger_->value(&Stats::written_bytes) +
+                                   ledger_->value(&Stats::read_bytes) +
+                                   ledger_->value(&Stats::operations);
     const Clock::time_point now = Clock::now();
     if (std::exchange(progress_, progress) != progress) progress_seen_ = now;
     if (now - progress_seen_ < options_.close_limit) return;

@@ -76,20 +76,15 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
   growth.reset();  // cuts off what a failed write has added
   if (status.ok()) status = sync(file, durability);
 
-  const auto end = Operation::Clock::now();
-  Ledger::add(ledger_->operations);
-  Ledger::add(ledger_->inline_operations);
-  if (status.ok()) {
-    Ledger::add(direction == Direction::read ? ledger_->read_bytes : ledger_->written_bytes,
-                part.bytes);
-  } else {
-    Ledger::add(ledger_->failed_operations);
-  }
-  ledger_->latency_ns.record(static_cast<std::uint64_t>((end - begin).count()));
-  if (Trace* trace = Trace::active()) {
-    trace->operation(verb_of(direction), id, file.path(), status.ok() ? part.bytes : 0, begin, end,
-                     status.ok() ? "" : status.error().what());
-  }
+  ledger_->add(&Stats::inline_operations);
+  if (status.ok()) ledger_->add_moved(direction, part.bytes);
+  ledger_->operation_ended({.verb = verb_of(direction),
+                            .id = id,
+                            .path = file.path(),
+                            .bytes = status.ok() ? part.bytes : 0,
+                            .begin = begin,
+                            .end = Operation::Clock::now(),
+                            .error = status.ok() ? nullptr : &status.error()});
   return status;
 }
 
@@ -108,7 +103,7 @@ Status InlineMover::move_block(Direction direction, const Part& part, const Plan
   std::byte* memory = bounced ? slot->memory->data() : block.memory;
   // Inline there is one piece of memory, so one stretch per block.
   std::byte* users = part.memory + (block.wanted_offset - plan.offset());
-  if (bounced) Ledger::add(ledger_->bounced_bytes, block.wanted_bytes);
+  if (bounced) ledger_->add(&Stats::bounced_bytes, block.wanted_bytes);
   if (bounced && direction == Direction::write) {
     Status copied = copy_slot(direction, part, *slot, memory, users, block.wanted_bytes);
     if (!copied.ok()) return copied;
@@ -122,18 +117,19 @@ Status InlineMover::move_block(Direction direction, const Part& part, const Plan
     const ssize_t result = direction == Direction::read
                                ? system_.pread(fd, memory + attempt.done, bytes, offset)
                                : system_.pwrite(fd, memory + attempt.done, bytes, offset);
-    Ledger::add(ledger_->requests);
-    if (Trace* trace = Trace::active()) {
-      trace->request(verb_of(direction), id, offset, static_cast<std::uint32_t>(bytes),
-                     static_cast<std::int32_t>(result), begin, Operation::Clock::now());
-    }
+    ledger_->request_ended({.verb = verb_of(direction),
+                            .operation = id,
+                            .offset = offset,
+                            .bytes = static_cast<std::uint32_t>(bytes),
+                            .result = static_cast<std::int32_t>(result),
+                            .begin = begin});
     const Judgement judgement =
         judge_block(attempt, block, file, static_cast<std::int32_t>(result));
     if (judgement.verdict == Verdict::done) break;
     if (judgement.verdict == Verdict::ended || judgement.verdict == Verdict::fail) {
       return transfer_error(attempt, block, file, judgement.code);
     }
-    Ledger::add(result > 0 ? ledger_->short_transfers : ledger_->retries);
+    ledger_->request_repeats(static_cast<std::int32_t>(result));
     std::this_thread::sleep_for(retry_delay(attempt.fruitless));
   }
   if (!bounced || direction == Direction::write) return Nothing{};

@@ -1,115 +1,104 @@
-// What a handle has done: counters that every worker and inline caller adds to. Thread-safe.
+// What a handle has done: counters, latencies, the reasons of fallbacks, and losses. Workers and
+// inline callers report every completion here, and nowhere else. Thread-safe.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
+#include <string_view>
 
 #include "base/histogram.h"
+#include "handle/plan.h"
 #include "tensorferry/error.h"
+#include "tensorferry/stats.h"
 
 namespace tensorferry::handle {
 
+// A request that has come back from the kernel, with the kernel's own number.
+struct EndedRequest {
+  const char* verb;
+  std::uint64_t operation;  // the id of its operation
+  std::uint64_t offset;
+  std::uint32_t bytes;
+  std::int32_t result;
+  std::chrono::steady_clock::time_point begin;
+};
+
+struct EndedOperation {
+  const char* verb;
+  std::uint64_t id;
+  std::string_view path;
+  std::uint64_t bytes;  // moved
+  std::chrono::steady_clock::time_point begin;
+  std::chrono::steady_clock::time_point end;
+  const Error* error;  // nullptr after success
+};
+
 class Ledger {
  public:
-  using Counter = std::atomic<std::uint64_t>;
+  using Counter = std::uint64_t Stats::*;
 
-  static void add(Counter& counter, std::uint64_t amount = 1) noexcept {
-    counter.fetch_add(amount, std::memory_order_relaxed);
+  Ledger() = default;
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  void add(Counter counter, std::uint64_t amount = 1) noexcept {
+    std::atomic_ref(counts_.*counter).fetch_add(amount, std::memory_order_relaxed);
+  }
+  void add_moved(Direction direction, std::uint64_t bytes) noexcept {
+    add(direction == Direction::read ? &Stats::read_bytes : &Stats::written_bytes, bytes);
+  }
+  [[nodiscard]] std::uint64_t value(Counter counter) const noexcept {
+    return std::atomic_ref(counts_.*counter).load(std::memory_order_relaxed);
   }
 
-  Counter operations{0};
-  Counter failed_operations{0};
-  Counter cancelled_operations{0};
-  Counter inline_operations{0};
-  Counter requests{0};
-  Counter read_bytes{0};
-  Counter written_bytes{0};
-  Counter bounced_bytes{0};
-  Counter fixed_requests{0};
-  Counter retries{0};
-  Counter short_transfers{0};
-  Counter refused_submissions{0};
-  Counter fallbacks{0};
-  Histogram latency_ns;
-
-  // Something worked in another way than the best one, for this reason.
-  void note_fallback(const std::string& reason) {
-    add(fallbacks);
-    const std::lock_guard lock(mutex_);
-    for (auto& slot : reasons_) {
-      const std::string* const noted = slot.load(std::memory_order_relaxed);
-      if (noted == nullptr) slot.store(new std::string(reason), std::memory_order_release);
-      if (noted == nullptr || *noted == reason) return;
-    }
+  // Counts a request that ended and adds it to the trace.
+  void request_ended(const EndedRequest& request) noexcept;
+  // Counts a request that has to go to the kernel once more after this result.
+  void request_repeats(std::int32_t result) noexcept {
+    add(result > 0 ? &Stats::short_transfers : &Stats::retries);
   }
+  // Counts an operation that ended, with its latency, and adds it to the trace.
+  void operation_ended(const EndedOperation& operation) noexcept;
 
-  // Memory of slots that CUDA refused to know, for this reason; empty where it did not.
+  // Notes that something works in another way than the best one, and why.
+  void note_fallback(const std::string& reason);
+
+  // Notes why CUDA refused to register the memory of slots; an empty reason means that it did not.
   void note_unknown_to_cuda(const std::string& reason) {
     if (!reason.empty()) note_fallback(reason + "; copies to and from GPUs are slower");
   }
 
-  // Takes no lock: in a forked child another thread of the parent may have it for ever.
-  [[nodiscard]] std::vector<std::string> fallback_reasons() const {
-    std::vector<std::string> reasons;
-    for (const auto& slot : reasons_) {
-      const std::string* const noted = slot.load(std::memory_order_acquire);
-      if (noted == nullptr) break;
-      reasons.push_back(*noted);
-    }
-    return reasons;
-  }
+  // Notes an operation that failed and nobody has asked about, or that was given up when its handle
+  // closed.
+  void note_lost(const Error& error);
 
-  // An operation failed and nobody has asked about it, or was given up when its handle closed.
-  void note_lost(const Error& error) {
-    const std::lock_guard lock(mutex_);
-    if (!lost_) lost_ = error;
-    ++lost_count_;
-  }
+  std::function<void(const Error&)> on_lost;  // set before the first operation
 
-  std::function<void(const Error&)> on_lost;  // set before anything is done
+  // Passes to on_lost what nobody has been told.
+  void report_lost() noexcept;
 
-  // Tells on_lost what nobody else has been told.
-  void report_lost() noexcept {
-    try {
-      if (const auto lost = take_lost(); lost && on_lost) on_lost(*lost);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): it must not throw, and nobody is there to hear
-    }
-  }
+  // The first loss since the last call. Its hint counts the others.
+  [[nodiscard]] std::optional<Error> take_lost();
 
-  // The first of them since the last call, with a word on the others.
-  [[nodiscard]] std::optional<Error> take_lost() {
-    const std::lock_guard lock(mutex_);
-    std::optional<Error> lost = std::exchange(lost_, std::nullopt);
-    const std::size_t count = std::exchange(lost_count_, 0);
-    if (!lost || count == 1) return lost;
-    const char* const others = count == 2 ? " more operation" : " more operations";
-    return Error({.operation = lost->operation(),
-                  .path = lost->path(),
-                  .offset = lost->offset(),
-                  .length = lost->length(),
-                  .code = lost->code(),
-                  .hint = lost->hint() + (lost->hint().empty() ? "" : "; ") +
-                          std::to_string(count - 1) + others + " failed unseen"});
-  }
-
-  Ledger() = default;
-  ~Ledger() {
-    for (auto& slot : reasons_) delete slot.load(std::memory_order_relaxed);
-  }
-  Ledger(const Ledger&) = delete;
-  Ledger& operator=(const Ledger&) = delete;
+  // Everything but cpu_seconds. Takes no lock: in a forked child a thread of the parent may hold it
+  // for ever.
+  [[nodiscard]] Stats stats() const;
 
  private:
   static constexpr std::size_t reasons_max = 32;
-  std::mutex mutex_;  // of those who note reasons or losses
-  std::array<std::atomic<const std::string*>, reasons_max> reasons_{};  // from the first on
+
+  mutable Stats counts_;  // only its counters, by atomic_ref
+  Histogram latency_ns_;
+  std::mutex mutex_;  // guards the noting of reasons and losses
+  std::array<std::atomic<const std::string*>, reasons_max> reasons_{};  // filled from the front
   std::optional<Error> lost_;
   std::size_t lost_count_ = 0;
 };

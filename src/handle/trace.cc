@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t gathered_max = std::size_t{256} << 10;
 constexpr const char* tail = "\n]\n";
 
-std::string quoted(const std::string& text) {
+std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char letter : text) {
     const auto code = static_cast<unsigned char>(letter);
@@ -125,20 +125,18 @@ Trace* Trace::active() noexcept {
   return trace;
 }
 
-void Trace::operation(const char* verb, std::uint64_t id, const std::string& path,
-                      std::uint64_t bytes, Time begin, Time end, const char* error) {
-  std::string arguments = R"("operation":)" + std::to_string(id) + R"(,"path":)" + quoted(path) +
-                          R"(,"bytes":)" + std::to_string(bytes);
-  if (*error != '\0') arguments += R"(,"error":)" + quoted(error);
-  add(event(verb, "operation", 0, begin, end, arguments));
+void Trace::operation(const EndedOperation& operation) {
+  std::string arguments = R"("operation":)" + std::to_string(operation.id) + R"(,"path":)" +
+                          quoted(operation.path) + R"(,"bytes":)" + std::to_string(operation.bytes);
+  if (operation.error != nullptr) arguments += R"(,"error":)" + quoted(operation.error->what());
+  add(event(operation.verb, "operation", 0, operation.begin, operation.end, arguments));
 }
 
-void Trace::request(const char* verb, std::uint64_t operation, std::uint64_t offset,
-                    std::uint32_t bytes, std::int32_t result, Time begin, Time end) {
-  add(event(verb, "request", static_cast<std::uint64_t>(::gettid()), begin, end,
-            R"("operation":)" + std::to_string(operation) + R"(,"offset":)" +
-                std::to_string(offset) + R"(,"bytes":)" + std::to_string(bytes) + R"(,"result":)" +
-                std::to_string(result)));
+void Trace::request(const EndedRequest& request, Time end) {
+  add(event(request.verb, "request", static_cast<std::uint64_t>(::gettid()), request.begin, end,
+            R"("operation":)" + std::to_string(request.operation) + R"(,"offset":)" +
+                std::to_string(request.offset) + R"(,"bytes":)" + std::to_string(request.bytes) +
+                R"(,"result":)" + std::to_string(request.result)));
 }
 
 void Trace::work(const std::string& name, Time begin, Time end) {

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <string>
 
+#include "handle/ledger.h"
+
 namespace tensorferry::handle {
 
 // Thread-safe. The file is valid JSON after every flush: when 256 KiB have gathered, when a handle
@@ -23,10 +25,8 @@ class Trace {
   // Why there is none, or not all of it, although the variable asks for it; else empty.
   [[nodiscard]] static std::string problem();
 
-  void operation(const char* verb, std::uint64_t id, const std::string& path, std::uint64_t bytes,
-                 Time begin, Time end, const char* error);
-  void request(const char* verb, std::uint64_t operation, std::uint64_t offset, std::uint32_t bytes,
-               std::int32_t result, Time begin, Time end);
+  void operation(const EndedOperation& operation);
+  void request(const EndedRequest& request, Time end);
   void work(const std::string& name, Time begin, Time end);  // of the calling thread
   void flush();
 

@@ -7,7 +7,6 @@
 
 #include "engines/cufile.h"
 #include "handle/crew.h"
-#include "handle/trace.h"
 #include "os/system.h"
 #include "os/thread.h"
 
@@ -181,7 +180,7 @@ void Transfer::mark_started() noexcept {
 
 void Transfer::add_bytes(std::uint64_t bytes) noexcept {
   moved_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  Ledger::add(direction_ == Direction::read ? ledger_->read_bytes : ledger_->written_bytes, bytes);
+  ledger_->add_moved(direction_, bytes);
 }
 
 void Transfer::fail(Error error) noexcept {
@@ -262,16 +261,14 @@ void Transfer::release() noexcept {
   std::unique_lock lock(mutex_);
   if (--holds_ > 0) return;
   finished_ = Clock::now();
-  Ledger::add(ledger_->operations);
-  if (error_) {
-    Ledger::add(error_->code() == ECANCELED ? ledger_->cancelled_operations
-                                            : ledger_->failed_operations);
-    if (given_up_) ledger_->note_lost(*error_);
-  }
-  ledger_->latency_ns.record(static_cast<std::uint64_t>((finished_ - queued_).count()));
-  if (Trace* trace = Trace::active()) {
-    trace->operation(verb_, id_, path_, bytes(), queued_, finished_, error_ ? error_->what() : "");
-  }
+  if (given_up_) ledger_->note_lost(*error_);
+  ledger_->operation_ended({.verb = verb_,
+                            .id = id_,
+                            .path = path_,
+                            .bytes = bytes(),
+                            .begin = queued_,
+                            .end = finished_,
+                            .error = error_ ? &*error_ : nullptr});
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
   const std::vector<std::function<void()>> listeners = std::move(listeners_);

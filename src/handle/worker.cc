@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/alignment.h"
-#include "handle/trace.h"
 #include "os/thread.h"
 #include "tensorferry/copy.h"
 
@@ -313,7 +312,7 @@ void Worker::submit_ready() {
   ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(begin));
   if (refused == 0 || begin > 0) refusals_ = 0;
   if (refused == 0) return;
-  Ledger::add(ledger_.refused_submissions);
+  ledger_.add(&Stats::refused_submissions);
   // With requests in flight there will be room after the next completion: that is not counted.
   if (in_flight_ == 0) ++refusals_;
   if (judge_refusal(refused, refusals_) == Verdict::retry) return;
@@ -347,7 +346,7 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < begin + submitted.taken; ++i) {
     Flight& flight = flights_[ready_[i]];
     flight.stage = Stage::in_flight;
-    if (flight.buffer_index >= 0) Ledger::add(ledger_.fixed_requests);
+    if (flight.buffer_index >= 0) ledger_.add(&Stats::fixed_requests);
   }
   in_flight_ += submitted.taken;
   return submitted;
@@ -387,11 +386,12 @@ void Worker::reap() {
 void Worker::completed(std::uint32_t index, std::int32_t result) {
   Flight& flight = flights_[index];
   Transfer& transfer = *flight.claim.transfer;
-  Ledger::add(ledger_.requests);
-  if (Trace* trace = Trace::active()) {
-    trace->request(engines::verb(flight.attempt.kind), transfer.id(), flight.claim.block.offset,
-                   flight.attempt.bytes, result, flight.started, Clock::now());
-  }
+  ledger_.request_ended({.verb = engines::verb(flight.attempt.kind),
+                         .operation = transfer.id(),
+                         .offset = flight.claim.block.offset,
+                         .bytes = flight.attempt.bytes,
+                         .result = result,
+                         .begin = flight.started});
   const Judgement judgement =
       flight.claim.run == nullptr
           ? judge(flight.attempt, result)
@@ -404,15 +404,13 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
         landed_.push_back(index);
         return;
       }
-      if (flight.slot >= 0) Ledger::add(ledger_.bounced_bytes, flight.claim.block.wanted_bytes);
+      if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, flight.claim.block.wanted_bytes);
       if (!is_sync(flight.attempt.kind)) transfer.add_bytes(flight.claim.block.wanted_bytes);
       finish(index);
       return;
     case Verdict::resume:
-      Ledger::add(ledger_.short_transfers);
-      break;
     case Verdict::retry:
-      Ledger::add(result > 0 ? ledger_.short_transfers : ledger_.retries);
+      ledger_.request_repeats(result);
       break;
     case Verdict::ended:
     case Verdict::fail:
@@ -482,7 +480,7 @@ void Worker::unload() {
 void Worker::unloaded(std::uint32_t index) {
   const Flight& flight = flights_[index];
   const std::uint32_t bytes = flight.claim.block.wanted_bytes;
-  Ledger::add(ledger_.bounced_bytes, bytes);
+  ledger_.add(&Stats::bounced_bytes, bytes);
   flight.claim.transfer->add_bytes(bytes);
   finish(index);
 }
