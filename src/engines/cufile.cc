@@ -282,7 +282,7 @@ std::string cufile_text(int code) {
   return std::string(name->text) + (*name->advice != '\0' ? ": " : "") + name->advice;
 }
 
-Result<std::shared_ptr<CufileFile>> CufileFile::of(int fd) {
+Result<std::shared_ptr<GpuFile>> GpuFile::of(int fd) {
   State& all = state();
   const std::lock_guard lock(all.mutex);
   Result<const Library*> library = start();
@@ -298,10 +298,10 @@ Result<std::shared_ptr<CufileFile>> CufileFile::of(int fd) {
     }
   }
   ++registered.users;
-  return std::shared_ptr<CufileFile>(new CufileFile(fd, registered.handle));
+  return std::shared_ptr<GpuFile>(new GpuFile(fd, registered.handle));
 }
 
-CufileFile::~CufileFile() {
+GpuFile::~GpuFile() {
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto found = all.files.find(fd_);
@@ -310,15 +310,15 @@ CufileFile::~CufileFile() {
   all.files.erase(found);
 }
 
-std::int64_t CufileFile::read(int gpu, std::byte* memory, std::size_t bytes,
-                              std::uint64_t offset) const noexcept {
+std::int64_t GpuFile::read(int gpu, std::byte* memory, std::size_t bytes,
+                           std::uint64_t offset) const noexcept {
   return moved(gpu, memory, bytes, [&](std::byte* base, off_t in_base) {
     return state().library->read(handle_, base, bytes, static_cast<off_t>(offset), in_base);
   });
 }
 
-std::int64_t CufileFile::write(int gpu, std::byte* memory, std::size_t bytes,
-                               std::uint64_t offset) const noexcept {
+std::int64_t GpuFile::write(int gpu, std::byte* memory, std::size_t bytes,
+                            std::uint64_t offset) const noexcept {
   return moved(gpu, memory, bytes, [&](std::byte* base, off_t in_base) {
     return state().library->write(handle_, base, bytes, static_cast<off_t>(offset), in_base);
   });

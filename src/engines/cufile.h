@@ -17,15 +17,14 @@ inline constexpr int cufile_codes_begin = 5000;
 [[nodiscard]] int cufile_errno(int code) noexcept;
 [[nodiscard]] std::string cufile_text(int code);  // "CU_FILE_...: what to do"
 
-// A descriptor that cuFile knows. One for all who use the descriptor at the same time; it must stay
-// open as long.
-class CufileFile {
+// A descriptor that is registered with cuFile. See open_gpu_file().
+class GpuFile {
  public:
   // Starts cuFile if need be. The Error is its own, with the reason in words.
-  [[nodiscard]] static Result<std::shared_ptr<CufileFile>> of(int fd);
-  ~CufileFile();
-  CufileFile(const CufileFile&) = delete;
-  CufileFile& operator=(const CufileFile&) = delete;
+  [[nodiscard]] static Result<std::shared_ptr<GpuFile>> of(int fd);
+  ~GpuFile();
+  GpuFile(const GpuFile&) = delete;
+  GpuFile& operator=(const GpuFile&) = delete;
 
   // Between the file and memory of the GPU. The bytes moved, -errno, or -code of cuFile.
   [[nodiscard]] std::int64_t read(int gpu, std::byte* memory, std::size_t bytes,
@@ -34,7 +33,7 @@ class CufileFile {
                                    std::uint64_t offset) const noexcept;
 
  private:
-  CufileFile(int fd, void* handle) : fd_(fd), handle_(handle) {}
+  GpuFile(int fd, void* handle) : fd_(fd), handle_(handle) {}
   int fd_;
   void* handle_;
 };

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "base/result.h"
 #include "os/system.h"
@@ -16,7 +18,7 @@
 
 namespace tensorferry::engines {
 
-class CufileFile;
+class GpuFile;
 
 enum class RequestKind : std::uint8_t { read, write, sync_data, sync_full };
 
@@ -37,13 +39,13 @@ struct Request {
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
   std::uint64_t offset = 0;
-  int gpu = -1;                        // that has the memory; only for the engine `gds`
-  const CufileFile* cufile = nullptr;  // the file as cuFile knows it, where `memory` is a GPU's
+  int gpu = -1;                       // that has the memory, if the engine moves it
+  const GpuFile* gpu_file = nullptr;  // for the memory of that GPU
 };
 
 struct Completion {
   std::uint64_t tag = 0;
-  std::int32_t result = 0;  // bytes moved, or -errno
+  std::int32_t result = 0;  // bytes moved, -errno, or -code (see own_code())
 };
 
 // The first `taken` requests are in flight. Where that is not all of them, the kernel refused the
@@ -106,6 +108,27 @@ class Engine {
   // How long a reap may sleep while the kernel refuses to watch for wake().
   static constexpr Nanoseconds unwatched_limit{1'000'000};
 };
+
+// --- Memory of GPUs ---
+
+// Whether an engine of this kind moves the memory of GPUs itself. All other memory is as well off
+// with any other engine.
+[[nodiscard]] bool moves_gpu_memory(EngineKind kind) noexcept;
+
+// How the bytes of such an engine reach a GPU here, in words.
+[[nodiscard]] std::string gpu_path(EngineKind kind);
+
+// A descriptor in the form that such an engine needs. It must stay open as long as the GpuFile. All
+// who use a descriptor at the same time share one. The Error says in words why the engine refuses
+// it, as it does -1.
+[[nodiscard]] Result<std::shared_ptr<const GpuFile>> open_gpu_file(EngineKind kind, int fd);
+
+// The meaning of a code that a Completion has in place of an errno; nullopt for an errno.
+struct OwnCode {
+  int error = 0;     // the errno that comes closest
+  std::string text;  // the engine's name for it, and what to do
+};
+[[nodiscard]] std::optional<OwnCode> own_code(int code);
 
 // Opens an engine for up to `depth` requests in flight, if requests come back through one of its
 // kind here. The Error says which call was refused and why. `kind` is not `automatic`: choosing is

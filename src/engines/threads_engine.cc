@@ -130,7 +130,7 @@ class ThreadsEngine final : public Engine {
   }
 
   std::int32_t move_bytes(const Request& request) {
-    if (const CufileFile* file = request.cufile) {
+    if (const GpuFile* file = request.gpu_file) {
       return static_cast<std::int32_t>(
           request.kind == RequestKind::read
               ? file->read(request.gpu, request.memory, request.bytes, request.offset)

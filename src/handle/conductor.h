@@ -1,5 +1,5 @@
-// Turns what users ask into transfers: checks it, plans it, chooses the crew, or does it inline.
-// Behind every Handle stands one Conductor.
+// Carries out what users ask of a handle: chooses the crew that does it and queues it there, or
+// does it inline. Behind every Handle stands one Conductor.
 #pragma once
 
 #include <atomic>
@@ -18,87 +18,72 @@
 #include "handle/inline_mover.h"
 #include "handle/ledger.h"
 #include "handle/part.h"
-#include "handle/plan.h"
 #include "handle/settings.h"
 #include "tensorferry/handle.h"
 
 namespace tensorferry::handle {
 
-// What tests replace. Empty members mean the real thing.
-struct Parts {
+// What tests replace. An empty member means the real thing.
+struct Seams {
   os::System* system = nullptr;
   OpenEngine open_engine;
 };
 
-// A Handle over injected parts. Throws like Handle's constructor.
-[[nodiscard]] Handle make_handle(const HandleOptions& options, Parts parts);
+// A Handle whose seams a test has replaced. Throws like Handle's constructor.
+[[nodiscard]] Handle make_handle(const HandleOptions& options, Seams seams);
 
-// Thread-safe. Destroyed only by the process that made it (os::DeleteOwn): a forked child has
+// Thread-safe. Only the process that made it destroys it (os::DeleteOwn): a forked child has
 // neither its workers nor its rings.
 class Conductor {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Conductor>> create(const HandleOptions& options,
-                                                                 Parts parts);
+                                                                 Seams seams);
   ~Conductor();
   Conductor(const Conductor&) = delete;
   Conductor& operator=(const Conductor&) = delete;
 
-  // Queues one operation of all `parts`, which it may reorder.
+  // Queues one operation of all `parts`. Reorders them.
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
                                            Durability durability);
-  // Returns when done: inline where it is small, else queued and waited for.
+  // Returns when done. Moves a small part inline, queues any other and waits for it.
   [[nodiscard]] Status transfer_now(Direction direction, Part part, Durability durability);
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
                                        Durability durability);
 
-  // Takes nothing new and ends all crews (see Crew::finish). False when the deadline passes first.
+  // Refuses new operations and ends all crews (see Crew::finish). Returns false if the deadline
+  // passes first.
   [[nodiscard]] bool close(std::optional<Operation::Clock::time_point> deadline,
                            OpenReads reads) noexcept;
   void cancel_all() noexcept;
-  // What was lost and nobody has been told, if anything.
+  // The first loss that nobody has been told of.
   [[nodiscard]] std::optional<Error> take_lost() {
     return generation_ == os::fork_generation() ? ledger_->take_lost() : std::nullopt;
   }
 
   [[nodiscard]] const HandleOptions& options() const noexcept { return options_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
-  // The engine in use, or that would be, and why.
+  // The engine in use, or the one that would be used, and why.
   [[nodiscard]] Result<std::pair<EngineKind, std::string>> engine();
   [[nodiscard]] Stats stats();
 
  private:
-  // A crew, made when the first operation is queued for it.
-  struct Team {
-    std::shared_ptr<Crew> crew;
-    std::shared_ptr<const std::string> reason;
-  };
-
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
-  [[nodiscard]] Status check(Direction direction, const Part& part) const;
-  // That it is open, in this process.
+  // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
   [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews() noexcept;
-  void begin_growth(Transfer& transfer) const;
-  [[nodiscard]] Result<std::vector<std::shared_ptr<os::GpuFence>>> fences_for(
-      std::span<const Part> parts) const;
-  [[nodiscard]] Limits limits_for(const files::OpenFile& file, files::Pages pages,
-                                  const Crew& crew) const noexcept;
-  [[nodiscard]] Result<Team*> main_team(const Device& device);
-  [[nodiscard]] Result<Team*> team_for(const files::OpenFile& file);
-  [[nodiscard]] Result<Team*> gds_team(const files::OpenFile& file);
+  // Each starts its crew at the first call.
+  [[nodiscard]] Result<std::shared_ptr<Crew>> main_crew(const Device& device);
+  [[nodiscard]] Result<std::shared_ptr<Crew>> gpu_crew(const files::OpenFile& file);
+  [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file);
+  // Whether `auto` chooses the engine for memory of the CPU.
   [[nodiscard]] bool automatic() const noexcept;
-  // Tries to open the engine of the user's choice, or the one of the device's profile, or those of
-  // `auto` in their order, with `open`.
+  // Calls open(kind, reason) for the user's choice; or for the profile's and then for those of
+  // `auto`, in their order, until one succeeds. Returns the kind that did.
   template <class Open>
-  [[nodiscard]] auto choose_engine(const Device& device, Open open)
-      -> Result<std::pair<EngineKind, std::string>>;
-  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, const Device& device,
-                                                         SlotShares shares);
-  [[nodiscard]] Status add_runs(Transfer& transfer, std::span<Part> parts, const Crew& crew) const;
-  [[nodiscard]] Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
-                               std::shared_ptr<memory::Region> region, const Crew& crew,
-                               const Limits& limits) const;
-  [[nodiscard]] Result<Operation> launch(std::shared_ptr<Transfer> transfer, Team& team);
+  [[nodiscard]] Result<EngineKind> choose_engine(const Device& device, Open open);
+  [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, std::string reason,
+                                                         const Device& device, SlotShares shares);
+  [[nodiscard]] std::string gpu_reason() const;
 
   const HandleOptions options_;
   os::System& system_;
@@ -110,10 +95,10 @@ class Conductor {
 
   std::atomic<bool> closed_{false};
 
-  std::mutex mutex_;  // guards the teams
-  Team main_;
-  Team buffered_;  // for files without O_DIRECT, where `auto` chooses
-  Team gds_;       // for memory of GPUs, with the engine `gds`
+  std::mutex mutex_;  // guards the crews
+  std::shared_ptr<Crew> main_;
+  std::shared_ptr<Crew> buffered_;  // for files without O_DIRECT, if `auto` chooses
+  std::shared_ptr<Crew> gpu_;       // for memory of GPUs, if the user chose an engine that moves it
 };
 
 }  // namespace tensorferry::handle

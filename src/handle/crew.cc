@@ -8,12 +8,18 @@
 
 namespace tensorferry::handle {
 
-Crew::Crew(const CrewOptions& options, os::System& system, std::shared_ptr<Ledger> ledger)
-    : options_(options), system_(system), ledger_(std::move(ledger)) {}
+Crew::Crew(const CrewOptions& options, std::string engine_reason, os::System& system,
+           std::shared_ptr<Ledger> ledger)
+    : options_(options),
+      engine_reason_(std::make_shared<const std::string>(std::move(engine_reason))),
+      system_(system),
+      ledger_(std::move(ledger)) {}
 
-Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, const OpenEngine& open_engine,
-                                          os::System& system, std::shared_ptr<Ledger> ledger) {
-  std::shared_ptr<Crew> crew(new Crew(options, system, std::move(ledger)));
+Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, std::string engine_reason,
+                                          const OpenEngine& open_engine, os::System& system,
+                                          std::shared_ptr<Ledger> ledger) {
+  std::shared_ptr<Crew> crew(
+      new Crew(options, std::move(engine_reason), system, std::move(ledger)));
   for (unsigned i = 0; i < options.workers; ++i) {
     auto engine = open_engine(options.engine, options.queue_depth, system);
     if (!engine.ok()) return engine.error();

@@ -52,8 +52,10 @@ class Crew : public std::enable_shared_from_this<Crew> {
  public:
   using Clock = Operation::Clock;
 
-  // Opens an engine for each worker and starts them. The Error is the engine's.
+  // Opens an engine for each worker and starts them. `engine_reason` says why this engine. The
+  // Error is the engine's.
   [[nodiscard]] static Result<std::shared_ptr<Crew>> start(const CrewOptions& options,
+                                                           std::string engine_reason,
                                                            const OpenEngine& open_engine,
                                                            os::System& system,
                                                            std::shared_ptr<Ledger> ledger);
@@ -74,6 +76,9 @@ class Crew : public std::enable_shared_from_this<Crew> {
   void cancel_all() noexcept;
 
   [[nodiscard]] const CrewOptions& options() const noexcept { return options_; }
+  [[nodiscard]] const std::shared_ptr<const std::string>& engine_reason() const noexcept {
+    return engine_reason_;
+  }
   [[nodiscard]] double cpu_seconds();
 
   // Queues an operation (or completes it at once if there is nothing to do). Cancels it where the
@@ -104,11 +109,12 @@ class Crew : public std::enable_shared_from_this<Crew> {
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
   // Whether something is queued that waits for a GPU: that is to be asked again and again.
   [[nodiscard]] bool fenced() const noexcept { return fenced_.load(std::memory_order_relaxed); }
-  [[nodiscard]] Ledger& ledger() noexcept { return *ledger_; }
+  [[nodiscard]] const std::shared_ptr<Ledger>& ledger() const noexcept { return ledger_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
 
  private:
-  Crew(const CrewOptions& options, os::System& system, std::shared_ptr<Ledger> ledger);
+  Crew(const CrewOptions& options, std::string engine_reason, os::System& system,
+       std::shared_ptr<Ledger> ledger);
   // With the lock held.
   void push(const std::shared_ptr<Transfer>& transfer, std::uint64_t claims);
   void wake(std::uint64_t workers) noexcept;
@@ -123,6 +129,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   void wake_all() noexcept;
 
   const CrewOptions options_;
+  const std::shared_ptr<const std::string> engine_reason_;
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;

@@ -98,9 +98,9 @@ class DurabilityTest : public ::testing::Test {
 
 TEST_F(DurabilityTest, full_syncs_the_directory_that_holds_the_file_after_a_rename) {
   SyncLog log;
-  Parts parts;
-  parts.system = &log;
-  Handle handle = make_handle({.engine = EngineKind::threads}, parts);
+  Seams seams;
+  seams.system = &log;
+  Handle handle = make_handle({.engine = EngineKind::threads}, seams);
   const File file = files::open(log, dir.file("one/data"), Access::read_write);
   const std::map<std::string, std::function<void()>> calls{
       {"sync", [&] { handle.sync(file, Durability::full).wait(); }},

@@ -151,8 +151,8 @@ const std::string& Operation::engine_reason() const noexcept { return *transfer_
 
 namespace handle {
 
-Handle make_handle(const HandleOptions& options, Parts parts) {
-  return Handle(Conductor::create(options, std::move(parts)).or_throw());
+Handle make_handle(const HandleOptions& options, Seams seams) {
+  return Handle(Conductor::create(options, std::move(seams)).or_throw());
 }
 
 }  // namespace handle

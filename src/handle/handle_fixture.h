@@ -192,7 +192,7 @@ class Gate {
   // The gate must outlive the handle; open it before the handle is destroyed, unless cancelled
   // requests may pass by themselves (`cancellable`).
   [[nodiscard]] Handle open_handle(const HandleOptions& options, os::System* system = nullptr) {
-    return make_handle(settings(options), parts(system));
+    return make_handle(settings(options), seams(system));
   }
 
   // The same for whoever opens the handle.
@@ -201,13 +201,13 @@ class Gate {
     options.workers = 1;  // they would take each other's requests
     return options;
   }
-  [[nodiscard]] Parts parts(os::System* system = nullptr) {
-    Parts parts;
-    parts.system = system;
-    parts.open_engine = [this](EngineKind, unsigned, os::System& os) {
+  [[nodiscard]] Seams seams(os::System* system = nullptr) {
+    Seams seams;
+    seams.system = system;
+    seams.open_engine = [this](EngineKind, unsigned, os::System& os) {
       return Result<std::unique_ptr<engines::Engine>>(std::make_unique<HeldEngine>(*this, os));
     };
-    return parts;
+    return seams;
   }
 
   void let_pass(std::size_t count) {

@@ -49,10 +49,10 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
   const auto begin = Operation::Clock::now();
   files::OpenFile& file = *part.file;
   const Piece piece{part.memory, part.bytes, 0};
-  const std::size_t unit = unit_of(file);
+  const std::size_t granularity = granularity_of(file);
   const Plan plan(direction, part.offset, {&piece, 1}, rules_of(part),
-                  {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), unit),
-                   .slot_block_bytes = align_down(slot_bytes, unit)});
+                  {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), granularity),
+                   .slot_block_bytes = align_down(slot_bytes, granularity)});
   std::unique_ptr<Slot> slot;
   if (plan.needs_slots()) {
     if (plan.slot_bytes() > slot_transfer_bytes_max_) return std::nullopt;

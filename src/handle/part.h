@@ -27,8 +27,8 @@ struct Part {
   return direction == Direction::read ? "read" : "write";
 }
 
-// What the length of a request is a multiple of.
-[[nodiscard]] inline std::size_t unit_of(const files::OpenFile& file) {
+// Requests that are not ragged have a multiple of this length.
+[[nodiscard]] inline std::size_t granularity_of(const files::OpenFile& file) {
   return std::max({page_bytes(), file.offset_alignment(), file.memory_alignment()});
 }
 

@@ -11,9 +11,9 @@
 
 namespace tensorferry::handle {
 
-// How the memory for slots is shared out, in sixteenths: to the workers, to those of files without
-// O_DIRECT, to those of cuFile (for ragged ends alone) and to inline callers.
-enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gds = 1, inline_callers = 1 };
+// The shares of the memory for slots, in sixteenths: of the workers, of those for files without
+// O_DIRECT, of those whose engine moves the memory of GPUs (for ragged ends), of inline callers.
+enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inline_callers = 1 };
 
 [[nodiscard]] Status check_options(const HandleOptions& options);
 

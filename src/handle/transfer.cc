@@ -5,7 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "engines/cufile.h"
 #include "handle/crew.h"
 #include "os/system.h"
 #include "os/thread.h"
@@ -52,9 +51,9 @@ Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile
            " more bytes are needed here and " + std::to_string(file.free_bytes()) +
            " are free; free space, or write to another drive";
   }
-  if (code > engines::cufile_codes_begin) {
-    hint = engines::cufile_text(code);
-    code = engines::cufile_errno(code);
+  if (const auto own = engines::own_code(code)) {
+    hint = own->text;
+    code = own->error;
   }
   return Error({.operation = engines::verb(attempt.kind),
                 .path = file.path(),

@@ -40,7 +40,7 @@ struct Run {
   std::uint32_t alignment = 1;             // of direct requests
   std::shared_ptr<memory::Region> region;  // that holds the memory, if it is page-locked
   int gpu = -1;                            // that has the memory; -1: the CPU
-  std::shared_ptr<engines::CufileFile> cufile = nullptr;  // where cuFile moves the GPU's memory
+  std::shared_ptr<const engines::GpuFile> gpu_file = nullptr;  // if the engine moves its memory
 
   [[nodiscard]] int fd_for(const Block& block) const noexcept {
     return block.descriptor == Descriptor::direct ? direct_fd : buffered_fd;

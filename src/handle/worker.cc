@@ -49,7 +49,7 @@ Engine::Nanoseconds fence_poll_pause(unsigned polls) noexcept {
 
 Worker::Worker(Crew& crew, std::unique_ptr<Engine> engine)
     : crew_(crew),
-      ledger_(crew.ledger()),
+      ledger_(*crew.ledger()),
       engine_(std::move(engine)),
       regions_(*engine_, ledger_),
       files_(*engine_),
@@ -329,7 +329,7 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
     const Flight& flight = flights_[ready_[i]];
     const Attempt& attempt = flight.attempt;
     const Run* run = flight.claim.run;
-    const bool in_place_on_gpu = run != nullptr && flight.slot < 0 && run->cufile != nullptr;
+    const bool in_place_on_gpu = run != nullptr && flight.slot < 0 && run->gpu_file != nullptr;
     requests_.push_back({.tag = ready_[i],
                          .kind = attempt.kind,
                          .fd = flight.fd,
@@ -339,7 +339,7 @@ engines::Submitted Worker::offer(std::size_t begin, std::size_t end) {
                          .bytes = attempt.bytes - attempt.done,
                          .offset = flight.claim.block.offset + attempt.done,
                          .gpu = in_place_on_gpu ? run->gpu : -1,
-                         .cufile = in_place_on_gpu ? run->cufile.get() : nullptr});
+                         .gpu_file = in_place_on_gpu ? run->gpu_file.get() : nullptr});
   }
   if (attach_error_ != 0) return {0, attach_error_};
   const engines::Submitted submitted = engine_->submit(requests_);

@@ -25,7 +25,7 @@ Error out_of_range(const char* operation, std::string_view key, std::uint64_t he
 }
 
 os::System& system_of(const Seams& seams) {
-  return seams.parts.system != nullptr ? *seams.parts.system : os::System::real();
+  return seams.handle.system != nullptr ? *seams.handle.system : os::System::real();
 }
 
 // A worker for each drive, where nobody says otherwise and there are processors for it.
@@ -55,7 +55,7 @@ Space::Space(const SwapOptions& options, const Seams& seams)
       store_(
           Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
       arena_(Arena::make(options.buffer_bytes, options.memory)),
-      handle_(handle::make_handle(handle_options(options), seams.parts)) {}
+      handle_(handle::make_handle(handle_options(options), seams.handle)) {}
 
 void Space::close() noexcept {
   if (generation_ != os::fork_generation()) return;

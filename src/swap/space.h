@@ -25,7 +25,7 @@ namespace tensorferry::swap {
 
 // What tests replace.
 struct Seams {
-  handle::Parts parts;
+  handle::Seams handle;
 };
 
 // Behind every SwapSpace stands one. Thread-safe. Destroyed only by the process that made it

@@ -51,7 +51,7 @@ class SwapSpaceTest : public ::testing::Test {
   [[nodiscard]] SwapSpace gated(Gate& gate) const {
     SwapOptions gated_options = options();
     gated_options.handle = Gate::settings();
-    return {gated_options, swap::Seams{gate.parts()}};
+    return {gated_options, swap::Seams{gate.seams()}};
   }
 
   support::TempDir dir;
@@ -436,7 +436,7 @@ TEST_F(SwapSpaceTest, a_failed_put_leaves_the_tensor_as_it_was) {
     return fault;
   };
   swap::Seams seams;
-  seams.parts.open_engine = [&faults](EngineKind kind, unsigned depth, os::System& system) {
+  seams.handle.open_engine = [&faults](EngineKind kind, unsigned depth, os::System& system) {
     return faults.open(kind, depth, system);
   };
   SwapSpace space(options(), seams);

@@ -73,7 +73,7 @@ class Forwarding : public ::testing::Test {
     options.directories = {dir.path()};
     options.buffer_bytes = 4 * MiB;
     options.handle = Gate::settings({.queue_depth = 1});
-    space.emplace(options, swap::Seams{gate.parts(&system)});
+    space.emplace(options, swap::Seams{gate.seams(&system)});
   }
   ~Forwarding() override {
     cuda.hold(false);

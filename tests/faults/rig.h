@@ -61,12 +61,12 @@ class Rig {
 
  private:
   Handle open(const HandleOptions& options) {
-    handle::Parts parts;
-    parts.system = &system;
-    parts.open_engine = [this](EngineKind kind, unsigned depth, os::System& os) {
+    handle::Seams seams;
+    seams.system = &system;
+    seams.open_engine = [this](EngineKind kind, unsigned depth, os::System& os) {
       return engine.open(kind, depth, os);
     };
-    return handle::make_handle(options, std::move(parts));
+    return handle::make_handle(options, std::move(seams));
   }
 };
 

@@ -52,7 +52,7 @@ class EngineFaults {
   bool reorder = false;                  // completions come in random order
   bool log_requests = false;
 
-  // A real engine, wrapped. As Parts::open_engine wants it.
+  // A real engine, wrapped. As Seams::open_engine wants it.
   [[nodiscard]] Result<std::unique_ptr<engines::Engine>> open(EngineKind kind, unsigned depth,
                                                               os::System& system);
 

@@ -1,0 +1,270 @@
+#include "handle/transfer_builder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/alignment.h"
+#include "handle/settings.h"
+#include "memory/region.h"
+#include "os/kept_memory.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+// Neighbours up to this size share a request: the copy costs less than requests of their own.
+constexpr std::uint64_t merge_bytes_max = 128 * KiB;
+
+// Opens the file for an engine that moves the memory of GPUs. If the engine cannot reach the file,
+// that is an error: the user chose this engine.
+Result<std::shared_ptr<const engines::GpuFile>> gpu_file_of(EngineKind engine,
+                                                            const files::OpenFile& file) {
+  auto opened = engines::open_gpu_file(engine, file.direct() ? file.direct_fd() : -1);
+  if (opened.ok()) return opened;
+  const Error& error = opened.error();
+  return Error({.operation = error.operation(),
+                .path = file.path(),
+                .code = error.code(),
+                .hint = (file.direct() ? error.hint() : file.direct_reason()) +
+                        "; the engine auto reaches this file"});
+}
+
+// The region that holds all memory of a run of one piece. It was found last.
+std::shared_ptr<memory::Region> region_of(const Transfer& transfer, std::span<const Piece> pieces) {
+  if (pieces.size() != 1 || transfer.regions.empty()) return nullptr;
+  const auto& region = transfer.regions.back();
+  const Piece& piece = pieces.front();
+  return region->holds({piece.memory, piece.bytes}) ? region : nullptr;
+}
+
+// The pages that requests of a run consist of. The page cache has small pages only.
+files::Pages pages_of(const files::OpenFile& file, const memory::Region* region) noexcept {
+  const bool huge = file.direct() && region != nullptr && region->huge_page_reason().empty();
+  return huge ? files::Pages::huge : files::Pages::usual;
+}
+
+Limits limits_for(const files::OpenFile& file, files::Pages pages, const HandleOptions& options,
+                  const Crew& crew) noexcept {
+  const std::size_t granularity = granularity_of(file);
+  const auto block_bytes = [&](files::Pages of) {
+    return align_up(options.block_bytes > 0 ? options.block_bytes
+                                            : files::preferred_block_bytes(file.device(), of),
+                    granularity);
+  };
+  const std::size_t slot_bytes = crew.options().slot_block_bytes;
+  return {.block_bytes = block_bytes(pages),
+          .slot_block_bytes =
+              align_down(std::min(block_bytes(files::Pages::usual), slot_bytes), granularity)};
+}
+
+std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
+  const std::uint64_t quarter =
+      align_up(std::max<std::uint64_t>(part.bytes / 4, 256 * KiB), granularity_of(*part.file));
+  return static_cast<std::size_t>(std::min<std::uint64_t>(limits.slot_block_bytes, quarter));
+}
+
+void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file,
+              Durability durability) {
+  using engines::RequestKind;
+  if (durability == Durability::none) return;
+  transfer.steps.push_back(
+      {.kind = durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full,
+       .fd = file->main_fd(),
+       .file = file});
+}
+
+// Plans the pieces, which begin with the part `first`, and adds them to the transfer as one run.
+Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& first,
+               std::shared_ptr<memory::Region> region, const Limits& limits, const Crew& crew) {
+  files::OpenFile& file = *first.file;
+  Rules rules = rules_of(first);
+  const EngineKind engine = crew.options().engine;
+  std::shared_ptr<const engines::GpuFile> gpu_file;
+  if (first.gpu >= 0 && engines::moves_gpu_memory(engine)) {
+    auto opened = gpu_file_of(engine, file);
+    if (!opened.ok()) return opened.error();
+    gpu_file = std::move(opened.value());
+    rules.in_place = true;
+    rules.buffered_in_place = false;  // the page cache writes the ragged ends
+    rules.memory_alignment = 1;
+  }
+  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
+          .file = first.file,
+          .direct_fd = file.direct_fd(),
+          .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
+          .region = std::move(region),
+          .gpu = first.gpu,
+          .gpu_file = std::move(gpu_file)};
+  if (run.plan.needs_buffered_descriptor()) {
+    Result<int> fd = file.buffered_fd();
+    if (!fd.ok()) return fd.error();
+    run.buffered_fd = fd.value();
+    if (rules.direct && !file.direct()) {
+      if (run.gpu_file != nullptr) return gpu_file_of(engine, file).error();
+      crew.ledger()->note_fallback(file.direct_reason());
+    }
+  }
+  transfer.runs.push_back(std::move(run));
+  return Nothing{};
+}
+
+Status add_runs(Transfer& transfer, std::span<Part> parts, const HandleOptions& options,
+                const Crew& crew) {
+  const auto before = [](const Part& a, const Part& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  };
+  if (!std::is_sorted(parts.begin(), parts.end(), before)) {
+    std::sort(parts.begin(), parts.end(), before);
+  }
+  transfer.pieces.reserve(parts.size());  // plans point into it
+  const Part* first = nullptr;
+  std::size_t first_piece = 0;
+  const auto close_run = [&]() -> Status {
+    if (first == nullptr) return Nothing{};
+    const std::span<const Piece> pieces = std::span(transfer.pieces).subspan(first_piece);
+    std::shared_ptr<memory::Region> region = region_of(transfer, pieces);
+    Limits limits = limits_for(*first->file, pages_of(*first->file, region.get()), options, crew);
+    if (parts.size() == 1 && first->gpu < 0 && cuts_small_transfers(options)) {
+      limits.slot_block_bytes = quarter_of(limits, *first);
+    }
+    return add_run(transfer, pieces, *first, std::move(region), limits, crew);
+  };
+  std::uint64_t end = 0;  // of the run so far
+  for (const Part& part : parts) {
+    if (part.bytes == 0) continue;
+    const bool same_file = first != nullptr && first->file == part.file;
+    if (same_file && part.offset < end && transfer.direction() == Direction::write) {
+      return Error({.operation = "write_many",
+                    .path = part.file->path(),
+                    .offset = part.offset,
+                    .length = part.bytes,
+                    .code = EINVAL,
+                    .hint = "it overlaps another transfer of the same call"});
+    }
+    const bool joins = same_file && part.offset == end && part.gpu == first->gpu &&
+                       part.bytes <= merge_bytes_max &&
+                       transfer.pieces.back().bytes <= merge_bytes_max;
+    if (!joins) {
+      if (Status closed = close_run(); !closed.ok()) return closed;
+      first = &part;
+      first_piece = transfer.pieces.size();
+    }
+    transfer.pieces.push_back({part.memory, part.bytes, part.offset - first->offset});
+    end = part.offset + part.bytes;
+    auto region = memory::find_region({part.memory, part.bytes});
+    if (region != nullptr && (transfer.regions.empty() || transfer.regions.back() != region)) {
+      transfer.regions.push_back(std::move(region));
+    }
+  }
+  return close_run();
+}
+
+// Prepares the files that the transfer makes longer. A single block needs nothing: it arrives whole
+// or not at all.
+void begin_growth(Transfer& transfer) {
+  for (auto first = transfer.runs.begin(); first != transfer.runs.end();) {
+    const auto last = std::find_if(first, transfer.runs.end(),
+                                   [&](const Run& run) { return run.file != first->file; });
+    const std::span<Run> runs(first, last);
+    first = last;
+    if (runs.size() == 1 && runs.front().plan.block_count() == 1) continue;
+    std::vector<files::Growth::Range> ranges;
+    for (const Run& run : runs) {
+      ranges.push_back({run.plan.offset(), run.plan.offset() + run.plan.bytes()});
+    }
+    auto growth = files::Growth::begin(runs.front().file, ranges);
+    if (!growth) continue;
+    for (const Run& run : runs) {
+      run.file->reserve(run.plan.offset(), run.plan.bytes(), growth->old_end());
+    }
+    transfer.growths.push_back(std::move(*growth));
+  }
+}
+
+std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb,
+                                       const std::shared_ptr<Crew>& crew) {
+  auto transfer = std::make_shared<Transfer>(direction, verb, crew->ledger());
+  transfer->crew = crew;
+  transfer->engine_name = to_string(crew->options().engine);
+  transfer->engine_reason = crew->engine_reason();
+  return transfer;
+}
+
+}  // namespace
+
+Status check_part(Direction direction, const Part& part) {
+  const auto refuse = [&](int code, const char* hint) {
+    return Error({.operation = verb_of(direction),
+                  .path = part.file->path(),
+                  .offset = part.offset,
+                  .length = part.bytes,
+                  .code = code,
+                  .hint = hint});
+  };
+  if (direction == Direction::read && !part.file->readable()) {
+    return refuse(EBADF, "the file was opened for writing only; open it for both");
+  }
+  if (direction == Direction::write && !part.file->writable()) {
+    return refuse(EBADF, "the file was opened for reading only; open it for both");
+  }
+  if (part.memory == nullptr && part.bytes > 0) return refuse(EFAULT, "the memory is null");
+  if (os::kept_by_parent({part.memory, part.bytes})) {
+    return refuse(EFAULT,
+                  "the memory belongs to the parent: a child of fork() inherits no page-locked "
+                  "memory and no swap buffers; allocate them in the child");
+  }
+  constexpr auto end_max = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (part.offset > end_max || part.bytes > end_max - part.offset) {
+    return refuse(EINVAL, "offset plus length is beyond what a file can hold");
+  }
+  return Nothing{};
+}
+
+Result<Fences> fences_for(std::span<const Part> parts) {
+  Fences fences;
+  const Part* last = nullptr;  // the last part on a GPU
+  for (const Part& part : parts) {
+    if (part.gpu < 0) continue;
+    if (last != nullptr && last->gpu == part.gpu && last->stream.handle == part.stream.handle) {
+      continue;
+    }
+    last = &part;
+    auto fence = os::GpuFence::after(part.gpu, part.stream.handle);
+    if (!fence.ok()) return fence.error();
+    if (fence.value() != nullptr) fences.push_back(std::move(fence.value()));
+  }
+  if (last != nullptr) memory::register_listed_with_cuda();
+  return fences;
+}
+
+Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<Part> parts,
+                                                 Fences fences, Durability durability,
+                                                 const HandleOptions& options,
+                                                 const std::shared_ptr<Crew>& crew) {
+  auto transfer = new_transfer(direction, verb_of(direction), crew);
+  transfer->fences = std::move(fences);
+  if (Status added = add_runs(*transfer, parts, options, *crew); !added.ok()) return added.error();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0 && parts[i].file == parts[i - 1].file) continue;
+    add_step(*transfer, parts[i].file, durability);
+  }
+  // Last: a transfer that is refused must not have changed a file.
+  if (direction == Direction::write) begin_growth(*transfer);
+  transfer->count_blocks();
+  return transfer;
+}
+
+std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
+                                     Durability durability, const std::shared_ptr<Crew>& crew) {
+  auto transfer = new_transfer(Direction::write, "sync", crew);
+  add_step(*transfer, file, durability);
+  transfer->count_blocks();
+  return transfer;
+}
+
+}  // namespace tensorferry::handle

@@ -1,0 +1,41 @@
+// Builds transfers from what users ask for: checks the parts, plans their blocks, finds what they
+// wait for and which files they make longer. Owns nothing and queues nothing.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "files/open_file.h"
+#include "handle/crew.h"
+#include "handle/part.h"
+#include "handle/transfer.h"
+#include "os/cuda.h"
+#include "tensorferry/options.h"
+
+namespace tensorferry::handle {
+
+using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
+
+// Refuses a part that can never be transferred: the wrong access, no memory, an offset out of
+// range.
+[[nodiscard]] Status check_part(Direction direction, const Part& part);
+
+// Fences behind the work that users have queued on the streams of these parts.
+[[nodiscard]] Result<Fences> fences_for(std::span<const Part> parts);
+
+// Builds the transfer of all `parts` by `crew`. Reorders the parts. Opens second descriptors and
+// makes files longer if the transfer needs it; refuses writes that overlap each other.
+[[nodiscard]] Result<std::shared_ptr<Transfer>> build_transfer(Direction direction,
+                                                               std::span<Part> parts, Fences fences,
+                                                               Durability durability,
+                                                               const HandleOptions& options,
+                                                               const std::shared_ptr<Crew>& crew);
+
+// Builds a transfer that moves nothing and makes `file` durable.
+[[nodiscard]] std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
+                                                   Durability durability,
+                                                   const std::shared_ptr<Crew>& crew);
+
+}  // namespace tensorferry::handle
