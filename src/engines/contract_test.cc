@@ -34,7 +34,7 @@ std::size_t own_threads() {
   return count;
 }
 
-// A thread that was joined may be listed for a moment longer.
+// The kernel may list a joined thread for a moment longer.
 std::size_t settled_threads(std::size_t wanted) {
   for (int i = 0; i < 500 && own_threads() > wanted; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -565,7 +565,7 @@ TEST_P(EngineContract, two_engines_in_two_threads_do_not_meet) {
 
 TEST_P(EngineContract, an_engine_that_ends_leaves_no_descriptor_and_no_thread) {
   const Memory memory(4096);
-  {  // Whatever begins with the first thread stays: ThreadSanitizer has one of its own.
+  {  // ThreadSanitizer starts a thread of its own with the first one, and keeps it.
     const auto warm = open();
     ASSERT_EQ(run(*warm, request(RequestKind::read, memory.at(0), 4096, 0)), 4096);
   }

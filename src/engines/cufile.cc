@@ -25,7 +25,7 @@ namespace tensorferry::engines {
 
 namespace {
 
-// As in NVIDIA's cufile.h, of which nothing more is needed.
+// The parts of NVIDIA's cufile.h that are used here.
 struct CufileError {
   int code = 0;
   int cuda_code = 0;
@@ -62,23 +62,24 @@ struct Name {
 
 constexpr std::array names{
     Name{5001, "CU_FILE_DRIVER_NOT_INITIALIZED", ENODEV, ""},
-    Name{5002, "CU_FILE_DRIVER_INVALID_PROPS", EINVAL, "look at cufile.json"},
-    Name{5003, "CU_FILE_DRIVER_UNSUPPORTED_LIMIT", EINVAL, "look at cufile.json"},
-    Name{5004, "CU_FILE_DRIVER_VERSION_MISMATCH", ENOTSUP, "nvidia-fs and libcufile do not fit"},
+    Name{5002, "CU_FILE_DRIVER_INVALID_PROPS", EINVAL, "check cufile.json"},
+    Name{5003, "CU_FILE_DRIVER_UNSUPPORTED_LIMIT", EINVAL, "check cufile.json"},
+    Name{5004, "CU_FILE_DRIVER_VERSION_MISMATCH", ENOTSUP,
+         "install versions of nvidia-fs and libcufile that fit"},
     Name{5005, "CU_FILE_DRIVER_VERSION_READ_ERROR", EIO, ""},
     Name{5006, "CU_FILE_DRIVER_CLOSING", ESHUTDOWN, ""},
     Name{5007, "CU_FILE_PLATFORM_NOT_SUPPORTED", ENOTSUP, ""},
-    Name{5008, "CU_FILE_IO_NOT_SUPPORTED", ENOTSUP, "this file system cannot be reached"},
-    Name{5009, "CU_FILE_DEVICE_NOT_SUPPORTED", ENOTSUP, "this GPU cannot be reached"},
-    Name{5010, "CU_FILE_NVFS_DRIVER_ERROR", EIO, "look at the kernel's log"},
+    Name{5008, "CU_FILE_IO_NOT_SUPPORTED", ENOTSUP, "cuFile does not support this file system"},
+    Name{5009, "CU_FILE_DEVICE_NOT_SUPPORTED", ENOTSUP, "cuFile does not support this GPU"},
+    Name{5010, "CU_FILE_NVFS_DRIVER_ERROR", EIO, "see dmesg"},
     Name{5011, "CU_FILE_CUDA_DRIVER_ERROR", EIO, ""},
     Name{5012, "CU_FILE_CUDA_POINTER_INVALID", EFAULT, ""},
     Name{5013, "CU_FILE_CUDA_MEMORY_TYPE_INVALID", EFAULT, ""},
-    Name{5014, "CU_FILE_CUDA_POINTER_RANGE_ERROR", EFAULT, "it is beyond what was allocated"},
+    Name{5014, "CU_FILE_CUDA_POINTER_RANGE_ERROR", EFAULT, "the range is beyond the allocation"},
     Name{5015, "CU_FILE_CUDA_CONTEXT_MISMATCH", EINVAL, ""},
     Name{5016, "CU_FILE_INVALID_MAPPING_SIZE", EINVAL, ""},
     Name{5017, "CU_FILE_INVALID_MAPPING_RANGE", EINVAL, ""},
-    Name{5018, "CU_FILE_INVALID_FILE_TYPE", ENOTSUP, "only regular files and block devices"},
+    Name{5018, "CU_FILE_INVALID_FILE_TYPE", ENOTSUP, "use a regular file or a block device"},
     Name{5019, "CU_FILE_INVALID_FILE_OPEN_FLAG", EINVAL, ""},
     Name{5020, "CU_FILE_DIO_NOT_SET", EINVAL, "the file must be opened with O_DIRECT"},
     Name{5022, "CU_FILE_INVALID_VALUE", EINVAL, ""},
@@ -89,8 +90,7 @@ constexpr std::array names{
     Name{5027, "CU_FILE_HANDLE_NOT_REGISTERED", EBADF, ""},
     Name{5028, "CU_FILE_HANDLE_ALREADY_REGISTERED", EEXIST, ""},
     Name{5029, "CU_FILE_DEVICE_NOT_FOUND", ENODEV, ""},
-    Name{5030, "CU_FILE_INTERNAL_ERROR", EIO,
-         "it wants to know the drive from udev: is /run/udev there?"},
+    Name{5030, "CU_FILE_INTERNAL_ERROR", EIO, "cuFile asks udev for the drive: mount /run/udev"},
     Name{5031, "CU_FILE_GETNEWFD_FAILED", EMFILE, ""},
     Name{5033, "CU_FILE_NVFS_SETUP_ERROR", EIO, ""},
     Name{5034, "CU_FILE_IO_DISABLED", ENOTSUP, "cufile.json forbids it"},
@@ -111,8 +111,8 @@ Error cufile_error(const char* call, CufileError error) {
       {.operation = call, .code = cufile_errno(error.code), .hint = cufile_text(error.code)});
 }
 
-// Where pip puts libcufile, next to libraries of CUDA or torch that the process has loaded. A
-// privileged program takes it only from where the loader and NVIDIA's packages look.
+// The folders where pip puts libcufile, beside the libraries of CUDA or torch that this process has
+// loaded. None for a privileged program: it takes the library from the system's folders alone.
 std::vector<std::string> places_of_pip() {
   std::vector<std::string> places;
   if (os::privileged()) return places;
@@ -120,7 +120,7 @@ std::vector<std::string> places_of_pip() {
       [](dl_phdr_info* info, std::size_t, void* data) {
         const std::string name = info->dlpi_name != nullptr ? info->dlpi_name : "";
         const std::size_t slash = name.rfind('/');
-        if (!name.starts_with('/')) return 0;  // by the working directory, or the program itself
+        if (!name.starts_with('/')) return 0;  // relative, or the program itself
         const std::string folder = name.substr(0, slash);
         auto& found = *static_cast<std::vector<std::string>*>(data);
         if (name.find("/libcudart.so", slash) != std::string::npos) {
@@ -160,13 +160,13 @@ struct State {
   std::atomic<unsigned> in_flight_max{0};
 };
 
-// Never destroyed, as CUDA's.
+// Never destroyed: threads may use it after main() has returned.
 State& state() {
   static State& instance = *new State();
   return instance;
 }
 
-// A fork must not find another thread in the middle of anything.
+// A fork must not happen while another thread holds the lock.
 [[maybe_unused]] const int fork_watch = pthread_atfork(
     [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
 
@@ -185,7 +185,7 @@ const Library* load() {
     opened = dlopen(candidate.c_str(), RTLD_NOW);
     if (opened != nullptr) break;
     const char* why = dlerror();  // NOLINT(concurrency-mt-unsafe): safe in glibc
-    if (all.problem.empty()) all.problem = why != nullptr ? why : "it cannot be loaded";
+    if (all.problem.empty()) all.problem = why != nullptr ? why : "dlopen failed";
   }
   if (opened == nullptr) return nullptr;
   Library library{};
@@ -215,7 +215,7 @@ Result<const Library*> start() {
   if (library == nullptr) return none(state().problem);
   if (!state().opened) {
     if (os::cuda() == nullptr) {
-      return none("this process does not use CUDA yet; make a tensor on the GPU first");
+      return none("this process does not use CUDA yet; create a tensor on the GPU first");
     }
     const CufileError error = library->driver_open();
     if (error.code != 0) return cufile_error("cuFileDriverOpen", error);
@@ -223,12 +223,14 @@ Result<const Library*> start() {
     state().generation = os::fork_generation();
   }
   if (state().generation != os::fork_generation()) {
-    return none("cuFile was opened before fork() and is the parent's; start workers with spawn");
+    return none(
+        "cuFile was opened before fork() and belongs to the parent; start workers with "
+        "spawn");
   }
   return library;
 }
 
-// The beginning of the registered memory that holds [memory, memory + bytes); nullptr if none does.
+// The start of the registered memory that holds [memory, memory + bytes), or nullptr.
 std::byte* base_of(const std::byte* memory, std::size_t bytes) {
   State& all = state();
   const std::shared_lock lock(all.buffers_mutex);
@@ -334,7 +336,7 @@ GdsSupport gds_support() {
   const std::string driver = os::read_text("/proc/driver/nvidia/version");
   if (driver.empty()) {
     return {GdsMode::none,
-            "there is no NVIDIA driver; install it, or give the container the GPU (--gpus all)"};
+            "no NVIDIA driver was found; install it, or give the container the GPU (--gpus all)"};
   }
   {
     const std::lock_guard lock(state().mutex);
@@ -342,8 +344,8 @@ GdsSupport gds_support() {
   }
   if (os::read_text("/proc/driver/nvidia-fs/version").empty()) {
     return {GdsMode::compat,
-            "the module nvidia-fs is not loaded: cuFile moves the bytes "
-            "through memory of the CPU (compat mode)"};
+            "the module nvidia-fs is not loaded: cuFile moves the bytes through memory of the CPU "
+            "(compat mode)"};
   }
   return {GdsMode::direct, "nvidia-fs is loaded"};
 }
@@ -357,7 +359,7 @@ void register_gpu_memory(std::span<std::byte> memory) {
     throw Error({.operation = "register GPU memory",
                  .length = memory.size(),
                  .code = EFAULT,
-                 .hint = "the memory is not a GPU's; give a tensor on one"});
+                 .hint = "the memory is not on a GPU; pass a tensor that is"});
   }
   const os::GpuVisit visit(*gpu);
   Status(visit.status()).or_throw();

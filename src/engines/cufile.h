@@ -1,5 +1,5 @@
-// NVIDIA's cuFile, libcufile.so.0, which is found at run time. Nothing is started before the first
-// file is registered, by a process that uses CUDA. Thread-safe.
+// NVIDIA's cuFile, libcufile.so.0, loaded at run time. It starts when a process that uses CUDA
+// registers its first file. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,7 @@
 
 namespace tensorferry::engines {
 
-// Results of cuFile beyond errno are numbers from here on; cufile_errno() and cufile_text() tell
-// what they mean.
+// cuFile's own codes are greater than this. cufile_errno() and cufile_text() translate them.
 inline constexpr int cufile_codes_begin = 5000;
 [[nodiscard]] int cufile_errno(int code) noexcept;
 [[nodiscard]] std::string cufile_text(int code);  // "CU_FILE_...: what to do"
@@ -20,13 +19,14 @@ inline constexpr int cufile_codes_begin = 5000;
 // A descriptor that is registered with cuFile. See open_gpu_file().
 class GpuFile {
  public:
-  // Starts cuFile if need be. The Error is its own, with the reason in words.
+  // Starts cuFile if necessary. The Error is cuFile's, with the reason in words.
   [[nodiscard]] static Result<std::shared_ptr<GpuFile>> of(int fd);
   ~GpuFile();
   GpuFile(const GpuFile&) = delete;
   GpuFile& operator=(const GpuFile&) = delete;
 
-  // Between the file and memory of the GPU. The bytes moved, -errno, or -code of cuFile.
+  // Move bytes between the file and memory of the GPU. Return the bytes moved, -errno, or -code of
+  // cuFile.
   [[nodiscard]] std::int64_t read(int gpu, std::byte* memory, std::size_t bytes,
                                   std::uint64_t offset) const noexcept;
   [[nodiscard]] std::int64_t write(int gpu, std::byte* memory, std::size_t bytes,

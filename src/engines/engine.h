@@ -1,7 +1,7 @@
-// The interface between the conductor and whatever moves bytes. An engine takes requests, hands
-// them to the kernel and reports each completion once, with the kernel's own number. It knows
-// nothing of files, tensors, retries or what an errno means: handle/retry judges all of that.
-// README.md in this folder tells how to add one.
+// The interface between the handle and what moves bytes. An engine takes requests, hands them to
+// the kernel and reports each completion once, with the kernel's own number. It does not know
+// files, tensors, retries or what an errno means: handle/retry judges all of that. README.md in
+// this folder tells how to add one.
 #pragma once
 
 #include <chrono>
@@ -48,8 +48,8 @@ struct Completion {
   std::int32_t result = 0;  // bytes moved, -errno, or -code (see own_code())
 };
 
-// The first `taken` requests are in flight. Where that is not all of them, the kernel refused the
-// next one with `error` (a positive errno); it and the rest can be offered again.
+// The first `taken` requests are in flight. If that is not all of them, the kernel refused the next
+// one with `error` (a positive errno); offer it and the rest again.
 struct Submitted {
   std::size_t taken = 0;
   int error = 0;
@@ -62,7 +62,8 @@ struct Capabilities {
 
 inline constexpr std::size_t registered_buffer_bytes_max = std::size_t{1} << 30;
 
-// One thread, the owner, calls everything but wake(). At most `depth` requests are in flight.
+// Only one thread, the owner, calls an engine, wake() aside. At most `depth` requests are in
+// flight.
 class Engine {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
@@ -77,10 +78,10 @@ class Engine {
   [[nodiscard]] virtual EngineKind kind() const noexcept = 0;
   [[nodiscard]] virtual Capabilities capabilities() const noexcept = 0;
 
-  // Makes the calling thread the owner. Called once, before anything else. 0 or -errno.
+  // Makes the calling thread the owner. Call it once, before anything else. Returns 0 or -errno.
   virtual int attach() = 0;
 
-  // One system call for all of `requests` (as far as the kernel takes them). Does not wait.
+  // Hands `requests` to the kernel with one system call, if the kernel takes them. Does not wait.
   virtual Submitted submit(std::span<const Request> requests) = 0;
 
   // Waits until something completes, wake() is called or `limit` passes (zero: does not wait).
@@ -90,12 +91,12 @@ class Engine {
   // Ends the current reap(), or the next one. From any thread.
   virtual void wake() noexcept = 0;
 
-  // Asks the kernel to end a request early. It completes through reap() in any case.
+  // Asks the kernel to end a request early. The request still completes through reap().
   virtual void cancel(std::uint64_t tag) noexcept = 0;
 
-  // Registration, where capabilities() has room: 0 or -errno. `index` counts from 0. A buffer is
-  // at most registered_buffer_bytes_max long. Unregistering waits for nothing and never fails;
-  // requests in flight keep what they use.
+  // Registers at an index below the number in capabilities(). Returns 0 or -errno. A buffer is at
+  // most registered_buffer_bytes_max long. Unregistering never waits and never fails; requests in
+  // flight keep what they use.
   virtual int register_buffer(unsigned index, std::span<std::byte> memory);
   virtual void unregister_buffer(unsigned index) noexcept;
   virtual int register_file(unsigned index, int fd);
@@ -105,7 +106,7 @@ class Engine {
   [[nodiscard]] virtual double cpu_seconds() const noexcept { return 0; }
 
  protected:
-  // How long a reap may sleep while the kernel refuses to watch for wake().
+  // The longest sleep of reap() while the kernel refuses to watch for wake().
   static constexpr Nanoseconds unwatched_limit{1'000'000};
 };
 
@@ -130,9 +131,9 @@ struct OwnCode {
 };
 [[nodiscard]] std::optional<OwnCode> own_code(int code);
 
-// Opens an engine for up to `depth` requests in flight, if requests come back through one of its
-// kind here. The Error says which call was refused and why. `kind` is not `automatic`: choosing is
-// the conductor's task.
+// Opens an engine for up to `depth` requests in flight, after a request has come back through one
+// of its kind. The Error says which call the system refused and why. `kind` is not `automatic`: the
+// conductor chooses.
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth,
                                                           os::System& system);
 

@@ -165,7 +165,7 @@ Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
     return refused("io_setup", -opened);
   }
   auto engine = std::make_unique<LibaioEngine>(context, wake_fd, depth);
-  // It works if requests come back: filters refuse system calls one by one.
+  // Tries each call once: filters refuse system calls one by one.
   if (const int watched = engine->watch_for_wake(); watched < 0) {
     return refused("io_submit", -watched);
   }

@@ -1,6 +1,6 @@
-// The threads engine: pread and pwrite by a few threads. The reference for the others, the
+// The threads engine: a few threads call pread and pwrite. It is the reference for the others, the
 // fallback that works everywhere, and the right choice for files without O_DIRECT. The engine `gds`
-// is the same with cuFile for what is on a GPU.
+// is the same with cuFile for memory of a GPU.
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -19,7 +19,7 @@ namespace tensorferry::engines {
 
 namespace {
 
-// More threads than this only fight over the processor; further requests wait in the queue.
+// More threads would only compete for the processor; further requests wait in the queue.
 constexpr unsigned threads_max = 16;
 
 class ThreadsEngine final : public Engine {

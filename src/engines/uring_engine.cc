@@ -1,4 +1,4 @@
-// The io_uring engine: one ring, owned by one thread, with registered buffers and files where the
+// The io_uring engine: one ring, owned by one thread, with registered buffers and files if the
 // kernel has them. The only file that knows liburing.
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -30,8 +30,8 @@ constexpr std::array<unsigned, 3> setup_flags{
     0,
 };
 
-// The kernel orders the end of one ring before another that gets its addresses. This says the same
-// to ThreadSanitizer, which cannot see it.
+// The kernel ends one ring before another gets its addresses. ThreadSanitizer cannot see that; this
+// tells it.
 std::atomic<unsigned> rings_closed{0};
 
 std::string why_refused(std::string_view operation, int code) {
@@ -48,8 +48,7 @@ std::string why_refused(std::string_view operation, int code) {
              "kernel.io_uring_disabled; allow io_uring_setup, io_uring_enter and "
              "io_uring_register, or use another engine";
     case ENOSYS:
-      return "this kernel has no io_uring (Linux 5.11 or later has what is needed) or a filter "
-             "hides it; use another engine";
+      return "the kernel is older than Linux 5.11, or a filter hides io_uring; use another engine";
     case ENOMEM:
       return "not enough memory, or over the memlock limit (ulimit -l); lower the queue depth";
     case EMFILE:
@@ -189,7 +188,7 @@ class UringEngine final : public Engine {
     io_uring_sqe_set_data64(&entry, request.tag);
   }
 
-  // Hands the last `queued` entries to the kernel. Those that it refuses are taken back out of the
+  // Hands the last `queued` entries to the kernel. Takes those that it refuses back out of the
   // ring, or the next call would send them a second time. The kernel looks at the tail only inside
   // io_uring_enter, which only this thread calls, so moving it back is safe.
   Submitted send(std::size_t queued) noexcept {
@@ -264,8 +263,8 @@ Error refused(const char* operation, int code) {
   return Error({.operation = operation, .code = code, .hint = why_refused(operation, code)});
 }
 
-// A ring works if a request comes back through it: filters refuse system calls one by one. It is a
-// small ring of the same kind, since the engine's own belongs to the thread that attaches it.
+// Sends a request through a small ring of the same kind: filters refuse system calls one by one.
+// The engine's own ring belongs to the thread that attaches it.
 Status round_trip(unsigned flags) {
   io_uring ring{};
   if (const int opened = io_uring_queue_init(1, &ring, flags); opened < 0) {
@@ -294,7 +293,7 @@ Status round_trip(unsigned flags) {
 
 Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
   io_uring ring{};
-  // Beside the requests there are the watch for wake() and a cancellation.
+  // The watch for wake() and a cancellation need an entry each.
   const unsigned entries = depth + 2;
   int opened = -EINVAL;
   unsigned flags = 0;
@@ -305,7 +304,8 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
   }
   if (opened < 0) return refused("io_uring_setup", -opened);
   if ((ring.features & IORING_FEAT_EXT_ARG) == 0) {
-    // liburing would take the completion of our watch for its own timeout, and we sleep for ever.
+    // liburing would mistake the completion of our watch for its own timeout: reap() would sleep
+    // for ever.
     close_ring(ring);
     return refused("io_uring_setup", ENOSYS);
   }

@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t validate_chunk_bytes = MiB;
-// The user's alone, as what DeepSpeed writes.
+// For the user alone, as DeepSpeed does it.
 constexpr unsigned permissions = 0600;
 
 double us_since(Clock::time_point start) {
@@ -29,7 +29,7 @@ double us_since(Clock::time_point start) {
 
 HandleOptions one_off(std::size_t block_size, unsigned queue_depth, bool single_submit,
                       bool overlap_events) {
-  // Zero means "choose" in HandleOptions, and nothing sensible here.
+  // Zero means "choose" in HandleOptions and makes no sense here.
   if (block_size == 0 || queue_depth == 0) {
     throw Error({.operation = "set up",
                  .code = EINVAL,

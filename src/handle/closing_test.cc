@@ -1,4 +1,4 @@
-// The end of a handle: writes are finished, reads are cancelled, and what is lost is told.
+// The end of a handle: it finishes writes, cancels reads, and reports what is lost.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -70,7 +70,8 @@ TEST_P(Closing, the_last_reference_may_go_in_a_callback) {
 
 TEST_P(Closing, the_last_reference_may_go_in_every_callback_of_several_workers) {
   Memory memory = Memory::with_pattern(64 * KiB, 0, 7);
-  std::thread([] {}).join();  // with the first thread a sanitizer starts one of its own, for good
+  std::thread([] {
+  }).join();  // a sanitizer starts a thread of its own with the first one, and keeps it
   const std::size_t before = threads();
   for (int round = 0; round < 20; ++round) {
     HandleOptions several = options();
@@ -199,7 +200,7 @@ TEST_F(Held, the_destructor_gives_up_too_and_tells) {
   EXPECT_EQ(told->length(), 8 * block);
 }
 
-// What the kernel has in hand cannot be given up.
+// A handle cannot give up what the kernel has in hand.
 TEST_F(Held, what_arrives_after_it_was_given_up_is_not_told_as_lost) {
   gate.cancellable = false;
   Memory memory = Memory::with_pattern(8 * block, 0, 9);
@@ -310,7 +311,7 @@ TEST(Losses, are_told_with_the_first_and_the_number_of_the_others) {
   }
 }
 
-// --- What a failed write leaves ----------------------------------------------------------------
+// --- After a failed write --------------------------------------------------------------------
 
 TEST_P(Closing, a_cancelled_write_leaves_the_file_as_long_as_it_was) {
   Memory memory = Memory::with_pattern(64 * MiB, 0, 4);

@@ -49,7 +49,7 @@ void Crew::finish(OpenReads reads) noexcept {
   }
   for (const auto& transfer : live()) {
     if (transfer->stopping()) {
-      drop(*transfer);  // whoever cancels it may take its time
+      drop(*transfer);  // the thread that cancels it may be late
     } else if (reads == OpenReads::cancel && transfer->direction() == Direction::read) {
       stop(*transfer, "the handle was closed");
     }
@@ -85,7 +85,7 @@ std::shared_ptr<Crew> Crew::leave() noexcept {
     worker_left_.notify_all();
     if (left_ == started_) self = std::move(self_);
   }
-  if (self != nullptr) ledger_->report_lost();  // the handle could not wait for it
+  if (self != nullptr) ledger_->report_lost();  // the handle did not wait for this
   return self;
 }
 
@@ -113,7 +113,7 @@ void Crew::look_after_end() noexcept {
   give_up();
 }
 
-// A sync that the kernel has begun is its own affair: it cannot be taken back.
+// Leaves out syncs: the kernel cannot take back one that it has begun.
 void Crew::give_up() noexcept {
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(options_.close_limit);
   const std::string why = "its handle was closed and nothing moved for " +
@@ -140,7 +140,7 @@ std::vector<std::shared_ptr<Transfer>> Crew::live() noexcept {
   for (Transfer* one = live_; one != nullptr; one = one->live_after) {
     all.push_back(one->shared_from_this());
   }
-  std::ranges::reverse(all);  // as they came: so the queue has them
+  std::ranges::reverse(all);  // oldest first, as in the queue
   return all;
 }
 
@@ -156,7 +156,7 @@ void Crew::unlink(Transfer& transfer) noexcept {
   if (transfer.live_after != nullptr) transfer.live_after->live_before = transfer.live_before;
 }
 
-// The user comes last: a callback may end the handle.
+// Tells the user last: a callback may destroy the handle.
 void Crew::complete(Transfer& transfer) noexcept {
   if (finishing_) end_if_done();
   transfer.complete();
@@ -216,7 +216,7 @@ void Crew::wake(std::uint64_t workers) noexcept {
   }
 }
 
-// Not with the lock held: the driver may take its time, while others queue.
+// Asks without the lock: the driver may be slow, and others must be able to queue.
 void Crew::ask_fences() {
   if (!fenced()) return;
   const std::unique_lock asking(fences_mutex_, std::try_to_lock);
@@ -257,10 +257,10 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
     const bool took = count != before;
     looked_at = took ? 0 : looked_at + 1;
     transfer->turn_left -= count - before;
-    // One that is being stopped stays until drop() takes it.
+    // A stopping one stays until drop() takes it.
     const bool stays = transfer->claimable() || transfer->stopping();
     if (stays && took && count == out.size() && transfer->turn_left > 0) {
-      // Whoever has room next goes on with the turn: what came later shall not overtake it.
+      // The next worker with room goes on with this turn: later operations must not overtake it.
       queue_.push_front(std::move(transfer));
       break;
     }
@@ -272,7 +272,7 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
 }
 
 void Crew::blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
-  // It is in no queue and nothing of it is in flight.
+  // The transfer is in no queue and has nothing in flight.
   transfer->prepare_steps();
   {
     const std::lock_guard lock(mutex_);

@@ -29,8 +29,8 @@ class Worker;
 using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
     EngineKind kind, unsigned depth, os::System& system)>;
 
-// A worker looks at up to this many completions before it refills the queue. As many flights and
-// slots beyond the depth are being emptied meanwhile.
+// A worker handles up to this many completions before it refills the queue. Beyond the depth it has
+// as many flights and slots, which it empties meanwhile.
 inline constexpr std::size_t reap_batch = 16;
 
 struct CrewOptions {
@@ -41,10 +41,9 @@ struct CrewOptions {
   Overlap overlap = Overlap::on;
   std::size_t slot_block_bytes = 0;  // size of one slot
   unsigned slots_per_worker = 1;
-  // How many bytes may be under way in the slots of a worker at a time, for memory of the CPU. One
-  // block always may.
+  // How many bytes of CPU memory may be under way in the slots of a worker. One block always may.
   std::size_t slot_bytes_in_flight = 0;
-  // Once it shall end: how long it goes on while nothing moves.
+  // How long a finishing crew goes on while no byte moves.
   std::chrono::nanoseconds close_limit{};
 };
 
@@ -63,16 +62,16 @@ class Crew : public std::enable_shared_from_this<Crew> {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  // Takes nothing new from now on, and ends its workers when all operations have ended: writes are
-  // finished, reads as well or they are cancelled. What does not move for close_limit is given up
-  // and goes to the ledger. What the kernel has in hand is waited for all the same.
+  // Refuses new operations and ends the workers when all operations have ended. Finishes writes;
+  // finishes reads or cancels them. Gives up what does not move for close_limit and notes it in the
+  // ledger. Waits without limit for what the kernel has in hand.
   void finish(OpenReads reads) noexcept;
-  // Waits until the workers of a finishing crew are gone; false when the deadline passes first. One
-  // of these workers, in a callback, cannot wait for itself: it returns at once, and the workers
-  // keep the crew until they are gone.
+  // Waits until the workers of a finishing crew are gone. Returns false if the deadline passes
+  // first. A worker of this crew, in a callback, cannot wait for itself: the call returns at once,
+  // and the workers keep the crew until they are gone.
   [[nodiscard]] bool wait_for_end(std::optional<Clock::time_point> deadline) noexcept;
 
-  // Cancels every operation there is.
+  // Cancels every operation that has not ended.
   void cancel_all() noexcept;
 
   [[nodiscard]] const CrewOptions& options() const noexcept { return options_; }
@@ -81,33 +80,32 @@ class Crew : public std::enable_shared_from_this<Crew> {
   }
   [[nodiscard]] double cpu_seconds();
 
-  // Queues an operation (or completes it at once if there is nothing to do). Cancels it where the
-  // crew is finishing.
+  // Queues an operation, or completes it at once if it has nothing to do. A finishing crew cancels
+  // it.
   void enqueue(const std::shared_ptr<Transfer>& transfer);
 
-  // Takes back what of a stopping operation was not claimed. It is completed here, or by the worker
-  // that finishes the last of its blocks in flight.
+  // Takes back the unclaimed blocks of a stopping operation. Completes it, unless blocks are in
+  // flight: then the worker that finishes the last of them does.
   void drop(Transfer& transfer) noexcept;
 
   // --- For workers ---
-  // Claims up to out.size() blocks. With none to be had, the worker counts as asleep from then on
-  // and will be woken.
+  // Claims up to out.size() blocks. A worker that gets fewer counts as asleep: the crew wakes it
+  // for the next ones.
   [[nodiscard]] std::size_t claim(Worker& worker, std::span<Claim> out);
-  // Lets operations into the queue whose GPU has come so far.
+  // Queues the operations whose fences have passed.
   void ask_fences();
-  // Gives up what does not move any more, if the crew is finishing.
+  // Gives up what no longer moves, if the crew is finishing.
   void look_after_end() noexcept;
   [[nodiscard]] bool finishing() const noexcept { return finishing_.load(); }
-  // The worker's last words. What it gets it lets go of when it touches nothing of the crew any
-  // more.
+  // The last call of a worker. If it returns the crew, the worker drops it as its very last act.
   [[nodiscard]] std::shared_ptr<Crew> leave() noexcept;
-  // The last block of a transfer has ended, or the last of the sync steps that were queued: goes on
-  // to make it durable, or completes it.
+  // The last block of a transfer, or the last of its queued sync steps, has ended: queues the next
+  // sync steps, or completes it.
   void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
   // Grows whenever operations in flight should be cancelled.
   [[nodiscard]] std::uint64_t cancellations() const noexcept { return cancellations_.load(); }
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
-  // Whether something is queued that waits for a GPU: that is to be asked again and again.
+  // Whether operations wait for a GPU: workers must ask it again and again.
   [[nodiscard]] bool fenced() const noexcept { return fenced_.load(std::memory_order_relaxed); }
   [[nodiscard]] const std::shared_ptr<Ledger>& ledger() const noexcept { return ledger_; }
   [[nodiscard]] os::System& system() noexcept { return system_; }
@@ -134,21 +132,21 @@ class Crew : public std::enable_shared_from_this<Crew> {
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Transfer>> queue_;
-  std::vector<std::shared_ptr<Transfer>> waiting_;  // for a GPU, before they are queued
-  Transfer* live_ = nullptr;                        // the first of all that have not ended
+  std::vector<std::shared_ptr<Transfer>> waiting_;  // for a GPU, not queued yet
+  Transfer* live_ = nullptr;                        // the newest that has not ended; a list
   std::vector<std::unique_ptr<Worker>> workers_;    // fixed once started
-  std::size_t started_ = 0;                         // of them
-  std::size_t left_ = 0;                            // of these
+  std::size_t started_ = 0;                         // workers
+  std::size_t left_ = 0;                            // workers that have ended
   std::condition_variable worker_left_;
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> finishing_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> fenced_{false};
-  std::mutex fences_mutex_;  // held by whoever asks a GPU
+  std::mutex fences_mutex_;  // held by the worker that asks the GPUs
   std::unique_ptr<memory::EndOfRegions> end_of_regions_;
-  std::shared_ptr<Crew> self_;
+  std::shared_ptr<Crew> self_;  // while the workers keep the crew
 
-  // Of a finishing crew.
+  // Of a finishing crew: how much has moved, and since when that is unchanged.
   std::uint64_t progress_ = 0;
   Clock::time_point progress_seen_;
 };

@@ -1,5 +1,5 @@
-// What `full` makes durable: every file, all at once, then each directory that holds one of them at
-// that time, once; and what is said where that fails.
+// What `full` makes durable: all files at once, then each directory that holds one of them at that
+// time, once; and what the error says if that fails.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ ino_t inode_of(const std::string& path) {
   return facts.st_ino;
 }
 
-// Notes what is synced. Only the engine `threads` and inline callers sync through the system.
+// Notes every sync. Only the engine `threads` and inline callers sync through the system.
 class SyncLog : public os::System {
  public:
   int fsync(int fd) override {
@@ -42,7 +42,7 @@ class SyncLog : public os::System {
     }
     return System::fsync(fd);
   }
-  // Since the last time.
+  // The syncs since the last call.
   [[nodiscard]] std::vector<ino_t> take() {
     const std::lock_guard lock(mutex_);
     return std::exchange(synced_, {});
@@ -59,7 +59,7 @@ class DurabilityTest : public ::testing::Test {
     for (const char* name : {"one", "two"}) std::filesystem::create_directory(dir.file(name));
   }
 
-  // Files in both directories by turns, and a write to each.
+  // Makes files in both directories in turn, and a write to each.
   void make_writes(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       const std::string name = dir.file(i % 2 == 0 ? "one/" : "two/") + std::to_string(i);
@@ -68,7 +68,7 @@ class DurabilityTest : public ::testing::Test {
     }
   }
 
-  // Of the syncs that are held at the gate or have passed it.
+  // The number of syncs that are held at the gate or have passed it.
   std::vector<ino_t> synced(Kind kind) {
     std::vector<ino_t> found;
     for (const auto& event : gate.events()) {
@@ -78,7 +78,7 @@ class DurabilityTest : public ::testing::Test {
     return found;
   }
 
-  // Whether so many syncs come to that before the hang limit.
+  // Whether that number reaches `count` before the hang limit.
   bool sync_count(Kind kind, std::size_t count) {
     const auto deadline = Operation::Clock::now() + hang_limit;
     while (synced(kind).size() < count && Operation::Clock::now() < deadline) {

@@ -1,5 +1,5 @@
-// fork() and memory: what a fork copies, what a child gets, and that the parent's transfers land
-// where the parent looks.
+// fork() and memory: what a fork copies, what a child inherits, and whether the parent's transfers
+// arrive in the parent's memory.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ constexpr std::size_t file_bytes = 8 * MiB;
 
 class ForkMemory : public HandleTest {};
 
-// A complaint if a process that has just been forked has much memory of its own.
+// Returns a complaint if a process that has just been forked has much memory of its own.
 std::string copied() {
   const std::uint64_t own = kernel_figure("/proc/self/smaps_rollup", "Private_Dirty:") * KiB;
   return own < pinned_bytes / 4 ? "" : std::to_string(own) + " bytes were copied for the child";
@@ -54,7 +54,7 @@ TEST_P(ForkMemory, page_locked_memory_that_was_used_is_not_copied_for_children) 
   }
 }
 
-// Also where the child lives on: the parent's next transfer must not have to copy it all either.
+// The child may live on: the parent's next transfer must not copy all of it either.
 TEST_P(ForkMemory, transfers_beside_a_living_child_copy_nothing_and_are_right) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);
@@ -141,7 +141,7 @@ TEST_P(ForkMemory, of_the_parent_is_an_error_for_a_handle_of_the_child) {
   EXPECT_EQ(support::pattern_fault(pinned.bytes(), 0, 1), "");
 }
 
-// The parent reads into pages and writes beside what it reads, while children come and live on.
+// The parent reads into pages and writes beside them, while children start and live on.
 TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);
@@ -176,7 +176,7 @@ TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
   }
 }
 
-// How many buffers the rings have registered that a process has inherited.
+// The number of buffers registered with the rings that a process has inherited.
 std::size_t registered_buffers(pid_t process) {
   std::size_t count = 0;
   const std::string folder = "/proc/" + std::to_string(process) + "/fdinfo";
@@ -191,7 +191,7 @@ std::size_t registered_buffers(pid_t process) {
   return count;
 }
 
-// The child has the ring as long as it lives, and the ring would have the memory.
+// A living child holds the ring, and the ring would hold the memory.
 TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
   if (GetParam() != EngineKind::io_uring || support::sanitized)
     GTEST_SKIP() << "nothing is registered";
@@ -213,7 +213,7 @@ TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
   EXPECT_EQ(after, 0U);
 }
 
-// On the worker's own thread: whatever fork() waits for must not be the worker.
+// Forks on the worker's own thread: fork() must not wait for the worker.
 TEST_P(ForkMemory, a_callback_may_fork) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);
@@ -237,7 +237,8 @@ TEST_P(ForkMemory, a_callback_may_fork) {
   EXPECT_EQ(support::pattern_fault(pinned.bytes().first(file_bytes), 0, 1), "");
 }
 
-// It is the worker's only thread: there is nothing to return to, and the rings are the parent's.
+// The worker is the child's only thread: it has nothing to return to, and the rings are the
+// parent's.
 TEST_P(ForkMemory, a_child_that_returns_from_a_callback_ends) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
   const File file = File::open(make_file("data", file_bytes, 1), Access::read);

@@ -1,4 +1,4 @@
-// fork(): a handle stays with the parent, who goes on; the child opens its own.
+// fork(): a handle stays with the parent, which goes on using it; the child opens its own.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 class Fork : public HandleTest {};
 
-// Empty if the call throws an Error with this code.
+// Returns nothing if the call throws an Error with this code, else a complaint.
 template <class Call>
 std::string expect_code(const char* what, int code, Call call) {
   const Error error = error_of(call);
@@ -139,10 +139,10 @@ TEST_P(Fork, forks_in_the_middle_of_everything_disturb_nobody) {
 
 // --- Locks: another thread of the parent may hold any of them at the moment of the fork ----------
 
-// A child that hangs has found one held.
+// A child that hangs has found a lock held.
 constexpr std::chrono::seconds child_limit{20};
 
-// What a child may ask of operations that are done, and of handles. Empty if all is well.
+// Asks everything that a child may ask of finished operations and of handles. Returns a complaint.
 std::string asked(Handle& handle, const Operation& ended, const Operation& failed) {
   if (handle.stats().operations < 2) return "the figures are not those of the parent";
   if (ended.error() || !failed.error()) return "error() is wrong";
@@ -280,7 +280,7 @@ TEST(ForkedTransfer, can_end_in_a_child_although_a_thread_of_the_parent_waits_fo
     waiter = ::gettid();
     (void)all.wait_until(std::nullopt);
   });
-  // Asleep in the wait, as /proc says.
+  // /proc says that it sleeps in the wait.
   const auto asleep = [&waiter] {
     std::ifstream stat("/proc/self/task/" + std::to_string(waiter) + "/stat");
     std::string line;

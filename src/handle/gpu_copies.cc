@@ -34,16 +34,16 @@ Status GpuCopies::start(std::uint32_t tag, const Run& run, const Block& block, s
   os::GpuStream& stream = *found.value()->stream;
   std::byte* at = direction == Direction::read ? slot + (block.wanted_offset - block.offset) : slot;
   Status status = Nothing{};
-  run.plan.for_each_stretch(
-      block.wanted_offset, block.wanted_bytes, [&](std::byte* memory, std::size_t bytes) {
-        if (!status.ok()) return;
-        status = direction == Direction::read ? stream.copy(memory, at, bytes)
-                                              : stream.copy(at, memory, bytes);
-        at += bytes;
-      });
+  run.plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
+                           [&](std::byte* memory, std::size_t bytes) {
+                             if (!status.ok()) return;
+                             status = direction == Direction::read ? stream.copy(memory, at, bytes)
+                                                                   : stream.copy(at, memory, bytes);
+                             at += bytes;
+                           });
   Result<std::uint64_t> mark = status.ok() ? stream.mark() : Result<std::uint64_t>(status.error());
   if (!mark.ok()) {
-    (void)stream.finish();  // what of it was started
+    (void)stream.finish();  // some of it may have started
     return copy_error(run, block, direction, mark.error());
   }
   found.value()->copies.emplace_back(tag, mark.value());

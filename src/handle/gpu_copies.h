@@ -1,5 +1,5 @@
-// The copies of one worker between its slots and the memory of GPUs. They run beside the drive: the
-// worker starts them and looks now and then which have ended. Used by the worker's thread alone.
+// The copies of one worker between its slots and the memory of GPUs. The worker starts them and
+// looks now and then which have ended; the drive works meanwhile. Only the worker's thread uses it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ namespace tensorferry::handle {
 
 class GpuCopies {
  public:
-  // Starts to copy what is wanted of a block from its slot to the run's memory, for a read, or the
-  // other way. Until collect() has told of `tag`, both must stay. After an Error nothing is under
-  // way.
+  // Starts to copy the wanted bytes of a block from its slot to the run's memory for a read, and
+  // the other way for a write. Both must stay until collect() reports `tag`. After an Error nothing
+  // is under way.
   [[nodiscard]] Status start(std::uint32_t tag, const Run& run, const Block& block, std::byte* slot,
                              Direction direction);
 
@@ -54,7 +54,7 @@ void GpuCopies::collect(Ended ended) {
       if (reached.ok() && !reached.value()) break;
       lanes_[i].copies.pop_front();
       --under_way_;
-      if (!reached.ok()) (void)lanes_[i].stream->finish();  // the memory is let go of
+      if (!reached.ok()) (void)lanes_[i].stream->finish();  // the memory is free after this
       ended(tag, reached.ok() ? Status(Nothing{}) : Status(reached.error()));
     }
   }

@@ -1,5 +1,5 @@
-// What the tests of this room share: engines to try, files on a real disk, and an engine that does
-// nothing until the test says so.
+// What the tests of this room share: engines, files on a real disk, and an engine that holds every
+// request until the test lets it pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ namespace tensorferry::handle {
 
 using support::error_of;
 
-// Nothing here takes a second; a loaded machine may.
+// Everything here takes less than a second, but not on a loaded machine.
 inline constexpr std::chrono::seconds hang_limit{60};
 
 class Dice {
@@ -85,7 +85,7 @@ class Memory {
   std::size_t begin_ = 0;
 };
 
-// The error of an operation that must end: none after success, ETIMEDOUT where it hangs.
+// The error of an operation that must end: none after success, ETIMEDOUT if it hangs.
 [[nodiscard]] inline std::optional<Error> outcome(const Operation& operation) {
   try {
     if (operation.wait_for(hang_limit)) return operation.error();
@@ -100,10 +100,10 @@ class Memory {
   return error ? error->code() : 0;
 }
 
-// Threads that go round until they are told to end, or have found a fault.
+// Threads that repeat a round until the test ends them or one finds a fault.
 class Users {
  public:
-  // For each of them make(number) returns what it does in a round: that returns a fault, or "".
+  // make(number) returns the round of each thread, which returns a fault or "".
   template <class Make>
   Users(std::size_t count, Make make) : faults_(count) {
     for (std::size_t user = 0; user < count; ++user) {
@@ -117,7 +117,7 @@ class Users {
   Users(const Users&) = delete;
   Users& operator=(const Users&) = delete;
 
-  // Ends them and returns what they have found.
+  // Ends them and returns the faults.
   std::string end() {
     over_ = true;
     for (std::thread& thread : threads_) thread.join();
@@ -141,7 +141,7 @@ class Users {
 [[nodiscard]] inline std::size_t open_descriptors() { return entries_of("/proc/self/fd"); }
 [[nodiscard]] inline std::size_t threads() { return entries_of("/proc/self/task"); }
 
-// A line of /proc/self/status or /proc/vmstat, as a number; 0 where there is none.
+// A line of /proc/self/status or /proc/vmstat as a number; 0 if it is missing.
 [[nodiscard]] inline std::uint64_t kernel_figure(const char* file, const std::string& name) {
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
@@ -180,8 +180,8 @@ class HandleTest : public ::testing::TestWithParam<EngineKind> {
       ::testing::Values(EngineKind::io_uring, EngineKind::libaio, EngineKind::threads), \
       engine_name)
 
-// A handle whose requests are held until the test lets them pass, in the order in which they came
-// or the other way round. What passed and what was submitted is kept.
+// A handle whose requests wait until the test lets them pass, oldest or newest first. Keeps what
+// was submitted and what has passed.
 class Gate {
  public:
   struct Event {
@@ -195,10 +195,10 @@ class Gate {
     return make_handle(settings(options), seams(system));
   }
 
-  // The same for whoever opens the handle.
+  // The same settings, for a test that opens the handle itself.
   [[nodiscard]] static HandleOptions settings(HandleOptions options = {}) {
     options.engine = EngineKind::threads;
-    options.workers = 1;  // they would take each other's requests
+    options.workers = 1;  // several would take each other's requests
     return options;
   }
   [[nodiscard]] Seams seams(os::System* system = nullptr) {
@@ -221,7 +221,7 @@ class Gate {
     passes_ = 0;
   }
 
-  // Whether so many requests came to be held at once before the hang limit.
+  // Whether this many requests are held at once before the hang limit.
   [[nodiscard]] bool holds(std::size_t count) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, hang_limit, [&] { return held_.size() >= count; });
@@ -239,7 +239,7 @@ class Gate {
   int sync_result = 0;                    // of every sync
   bool pretend = false;                   // reads and writes succeed without a byte moved
   bool newest_first = false;              // of those that are held
-  std::function<void()> on_wake = [] {};  // called by whoever wakes the worker
+  std::function<void()> on_wake = [] {};  // called by the thread that wakes the worker
 
  private:
   class HeldEngine final : public engines::Engine {

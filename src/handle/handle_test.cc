@@ -1,5 +1,5 @@
-// The handle through its public door, on every engine: options, exact bytes, ends of files, many
-// operations at once, the inline path and the figures it keeps.
+// The handle through its public API, on every engine: options, exact bytes, ends of files, many
+// operations at once, the inline path and its statistics.
 #include "tensorferry/handle.h"
 
 #include <fcntl.h>
@@ -103,7 +103,7 @@ TEST_P(HandleOnEngine, can_be_moved) {
 
 // --- Exact bytes -----------------------------------------------------------------------------
 
-// Lengths and offsets on, beside and between all borders that matter.
+// Lengths and offsets at, beside and between all alignments that matter.
 std::uint64_t draw_size(Dice& dice, std::uint64_t limit) {
   const std::uint64_t scale = std::uint64_t{1} << dice.below(21);
   std::uint64_t size = dice.between(0, 4) * scale + dice.between(0, 2);
@@ -202,7 +202,7 @@ TEST_P(HandleOnEngine, zero_bytes_are_read_and_written_anywhere) {
   EXPECT_EQ(handle.stats().operations, 12U);
 }
 
-// --- What cannot be done ---------------------------------------------------------------------
+// --- Refusals --------------------------------------------------------------------------------
 
 TEST_P(HandleOnEngine, a_read_past_the_end_is_an_error_that_names_the_end) {
   for (const std::size_t file_bytes :
@@ -380,7 +380,7 @@ TEST_P(HandleOnEngine, small_transfers_start_no_thread) {
   EXPECT_EQ(stats.cpu_seconds, 0);
 }
 
-// In the calling thread the copy would begin when all has arrived.
+// Inline, the copy would begin only after the last byte has arrived.
 TEST_P(HandleOnEngine, longer_transfers_through_slots_overlap_copies_and_requests) {
   const std::string path = make_file("data", MiB, 1);
   Handle handle(options());

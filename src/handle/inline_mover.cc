@@ -19,11 +19,11 @@ namespace {
 
 using engines::RequestKind;
 
-// How long a transfer in place may be where the user chose no block size.
+// The longest transfer in place if the user chose no block size.
 constexpr std::uint64_t transfer_bytes_max = MiB;
-// Those of a GPU are faster in the engine from here on.
+// Longer ones of a GPU are faster in the engine.
 constexpr std::uint64_t gpu_transfer_bytes_max = 256 * KiB;
-// Room for the alignment at both ends.
+// Leaves room for the alignment at both ends.
 constexpr std::size_t slot_bytes = transfer_bytes_max + 128 * KiB;
 
 }  // namespace
@@ -101,7 +101,7 @@ Status InlineMover::move_block(Direction direction, const Part& part, const Plan
   }
   const bool bounced = block.memory == nullptr;
   std::byte* memory = bounced ? slot->memory->data() : block.memory;
-  // Inline there is one piece of memory, so one stretch per block.
+  // An inline transfer has one piece of memory.
   std::byte* users = part.memory + (block.wanted_offset - plan.offset());
   if (bounced) ledger_->add(&Stats::bounced_bytes, block.wanted_bytes);
   if (bounced && direction == Direction::write) {

@@ -1,4 +1,4 @@
-// Small transfers, made by the calling thread itself: no queue, no engine, nobody is woken.
+// Moves small transfers on the calling thread: no queue, no engine, no other thread.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,17 @@ namespace tensorferry::handle {
 // Thread-safe.
 class InlineMover {
  public:
-  // `block_bytes` is the user's, or 0. Of one transfer at most `slot_transfer_bytes_max` go through
-  // a slot; the slots take at most `slot_bytes_max` together.
+  // `block_bytes` is the user's choice, or 0. At most `slot_transfer_bytes_max` of a transfer go
+  // through a slot; all slots together take at most `slot_bytes_max`.
   InlineMover(os::System& system, std::shared_ptr<Ledger> ledger, std::size_t block_bytes,
               std::uint64_t slot_transfer_bytes_max, std::size_t slot_bytes_max) noexcept;
 
-  // Whether it is small: one block of the user's, else 1 MiB. What goes on to a GPU is better
-  // copied while the drive goes on, from 256 KiB.
+  // Whether the part is small enough: at most one block of the user's size, or 1 MiB. Memory of a
+  // GPU at most 256 KiB: from there on copies should overlap with the drive.
   [[nodiscard]] bool fits(const Part& part) const noexcept;
 
-  // Moves the part and syncs, and returns when that is done. A GPU's memory is touched after the
-  // fence, if there is one. Nothing where more is needed of slots than there is: then it has done
-  // nothing.
+  // Moves the part and syncs, and returns when that is done. Touches memory of a GPU only after the
+  // fence, if one is given. Does nothing and returns nullopt if no slot is free or large enough.
   [[nodiscard]] std::optional<Status> try_transfer(Direction direction, const Part& part,
                                                    const os::GpuFence* fence,
                                                    Durability durability);
@@ -45,12 +44,12 @@ class InlineMover {
 
   [[nodiscard]] Status move_block(Direction direction, const Part& part, const Plan& plan,
                                   const Block& block, Slot* slot, std::uint64_t id);
-  // Between the slot and the user's memory.
+  // Copies between the slot and the user's memory.
   [[nodiscard]] Status copy_slot(Direction direction, const Part& part, Slot& slot,
                                  std::byte* in_slot, std::byte* users, std::size_t bytes);
   [[nodiscard]] Status sync(files::OpenFile& file, Durability durability);
   [[nodiscard]] std::unique_ptr<Slot> take_slot();
-  // Makes the slot fit for a GPU, and lets it wait for the fence.
+  // Gives the slot a stream on the part's GPU that waits for the fence.
   [[nodiscard]] Status prepare(Slot& slot, const Part& part, const os::GpuFence* fence);
 
   os::System& system_;
@@ -60,8 +59,8 @@ class InlineMover {
   const std::size_t slot_bytes_max_;
 
   std::mutex mutex_;                          // guards the slots
-  std::vector<std::unique_ptr<Slot>> slots_;  // that are free
-  unsigned slot_count_ = 0;                   // in use too
+  std::vector<std::unique_ptr<Slot>> slots_;  // free ones
+  unsigned slot_count_ = 0;                   // of all, free and in use
 };
 
 }  // namespace tensorferry::handle

@@ -1,4 +1,4 @@
-// Operation::when_done: everyone who listens is told, once, and never too early.
+// Operation::when_done calls every listener once, and never too early.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Listener : public ::testing::Test {
     file.emplace(File::open(path, Access::read));
   }
 
-  // Told from the thread that ends the operation, which may be a moment behind the waiter.
+  // The thread that ends the operation calls it, perhaps a moment after the waiter returns.
   [[nodiscard]] bool told_so_often(int times) const {
     const auto limit = Operation::Clock::now() + hang_limit;
     while (told < times && Operation::Clock::now() < limit) std::this_thread::yield();

@@ -1,4 +1,4 @@
-// Thousands of small transfers in one call: exact, merged where they are neighbours, one end.
+// Thousands of small transfers in one call: exact bytes, merged neighbours, one end.
 #include <gtest/gtest.h>
 
 #include "handle/handle_fixture.h"

@@ -1,5 +1,5 @@
-// What a handle takes and gives back: slots within their bounds, page-locked memory registered once
-// and let go when it is freed.
+// The memory that a handle uses: slots within their bounds; page-locked memory registered once and
+// unregistered when it is freed.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -21,10 +21,10 @@ bool is_mapped(const std::byte* page) {
   return ::msync(const_cast<std::byte*>(page), page_bytes(), MS_ASYNC) == 0;
 }
 
-// What the kernel keeps pinned for this process, in KiB.
+// The memory that the kernel keeps pinned for this process, in KiB.
 std::uint64_t pinned_kib() { return kernel_figure("/proc/self/status", "VmPin"); }
 
-// Whether it falls to `limit_kib` before the hang limit; the worker lets go of it on its own.
+// Whether that falls to `limit_kib` before the hang limit. The worker unregisters memory by itself.
 bool pinned_falls_to(std::uint64_t limit_kib) {
   const auto deadline = Operation::Clock::now() + hang_limit;
   while (pinned_kib() > limit_kib) {
@@ -38,8 +38,8 @@ class MemoryUse : public HandleTest {};
 
 // --- Slots -----------------------------------------------------------------------------------
 
-// Moves `bytes` from and to memory that needs slots; a complaint if that took more memory than it
-// may.
+// Moves `bytes` from and to memory that needs slots. Returns a complaint if that took too much
+// memory.
 std::string move_through_slots(const HandleOptions& options, const std::string& path,
                                std::size_t bytes) {
   Memory memory(bytes, 1);
@@ -84,7 +84,7 @@ TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
 
 // --- Fresh memory ----------------------------------------------------------------------------
 
-// Keeps which pages were made ahead.
+// Notes which pages the handle made ahead of a read.
 class CountsPages : public os::System {
  public:
   int advise(std::byte* memory, std::size_t bytes, int advice) override {
@@ -96,7 +96,7 @@ class CountsPages : public os::System {
   std::vector<std::byte*> made;
 };
 
-// Whatever the order in which blocks come: where a page was touched first, it stays a small one.
+// In any order of the blocks: a small page that something touched first stays small.
 TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
   constexpr std::size_t pages = 8;
   const support::TempDir dir;
@@ -320,7 +320,7 @@ TEST_P(MemoryUse, what_was_freed_while_it_was_written_is_written) {
 
 TENSORFERRY_ON_EVERY_ENGINE(MemoryUse);
 
-// How many requests of one large read were under way at a time.
+// The most requests of one large read that were under way at a time.
 std::size_t most_under_way(const HandleOptions& options, std::span<std::byte> memory,
                            const std::string& path) {
   Gate gate;
@@ -337,7 +337,7 @@ std::size_t most_under_way(const HandleOptions& options, std::span<std::byte> me
   return most;
 }
 
-// Large blocks, so that a usual cache is the limit and not the depth.
+// Uses large blocks, so that an ordinary cache is the limit and not the depth.
 class SlotsInCache : public testing::Test {
  protected:
   static constexpr std::size_t bytes = 64 * MiB;
@@ -354,7 +354,7 @@ class SlotsInCache : public testing::Test {
   support::TempDir dir;
   std::string path = dir.file("data");
   std::size_t depth = 0;
-  std::size_t blocks = 0;  // that the cache is to hold
+  std::size_t blocks = 0;  // that the cache should hold
 };
 
 TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen) {

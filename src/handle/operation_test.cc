@@ -335,7 +335,7 @@ TEST_F(OperationTest, a_closing_handle_does_not_leave_its_work_to_a_slow_cancell
 
 // --- Races -----------------------------------------------------------------------------------
 
-// Cancels operations while they end by themselves, in as many different moments as possible.
+// Cancels operations while they end by themselves, at as many different moments as possible.
 void race_cancellations(Gate& gate, const File& file, Durability durability) {
   constexpr int rounds = 4000;
   gate.pretend = true;
@@ -390,8 +390,8 @@ TEST_F(OperationTest, ends_once_however_cancellations_race_with_its_syncs) {
   race_cancellations(gate, *file, Durability::full);
 }
 
-// A third party keeps the queue locked (it is about to wake the worker) while the worker comes to
-// the end of a step and the operation is cancelled: both then go on in either order.
+// Another thread holds the queue's lock (it is about to wake the worker) while the worker ends a
+// step and the test cancels the operation: both then go on in either order.
 TEST_F(OperationTest, a_cancellation_that_meets_the_next_step_is_not_lost) {
   thread_local bool is_slow = false;
   std::atomic<bool> inside{false};

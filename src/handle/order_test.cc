@@ -1,4 +1,4 @@
-// Which operation's blocks come when.
+// The order in which workers take the blocks of several operations.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,8 +14,8 @@ using Kind = Gate::Event::Kind;
 
 class Order : public GateTest {
  protected:
-  // Reads so many blocks for each letter while there is room for few at a time, and returns the
-  // letters in the order in which their blocks were submitted.
+  // Reads the given number of blocks for each letter with room for few at a time. Returns the
+  // letters in the order in which the worker submitted their blocks.
   std::string submitted(const std::vector<std::pair<char, std::size_t>>& sizes, unsigned depth) {
     Gate own;
     Handle handle = own.open_handle(options(depth));

@@ -1,4 +1,4 @@
-// What one piece of a user's call is made of, and what its file demands.
+// One part of a user's call, and what its file requires.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 
 namespace tensorferry::handle {
 
-// One piece of memory and its place in a file.
+// A stretch of memory and its place in a file.
 struct Part {
   std::byte* memory = nullptr;
   std::uint64_t bytes = 0;
   std::shared_ptr<files::OpenFile> file;
   std::uint64_t offset = 0;
-  int gpu = -1;            // which has the memory; -1: the CPU
-  CudaStream stream = {};  // of the user's, where it is a GPU
+  int gpu = -1;            // the GPU that has the memory; -1: the CPU
+  CudaStream stream = {};  // the user's, if it is a GPU
 };
 
 [[nodiscard]] inline const char* verb_of(Direction direction) noexcept {

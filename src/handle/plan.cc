@@ -8,8 +8,8 @@ namespace tensorferry::handle {
 
 namespace {
 
-// A read in place with ragged ends takes up to three requests, through a slot it takes one. Below
-// this size the copy is the cheaper way.
+// A read with ragged ends takes up to three requests in place and one through a slot. Below this
+// size the copy is cheaper.
 constexpr std::uint64_t ragged_in_place_bytes_min = 64 * KiB;
 
 }  // namespace
@@ -32,16 +32,16 @@ Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pie
   }
 }
 
-void Plan::add(const Stretch& stretch) {
-  if (stretch.begin == stretch.end) return;
-  stretches_[stretch_count_++] = stretch;
-  block_count_ += stretch.count();
-  needs_buffered_ |= stretch.descriptor == Descriptor::buffered;
-  if (!stretch.in_place) slot_bytes_ += stretch.wanted_end - stretch.wanted_begin;
+void Plan::add(const Section& section) {
+  if (section.begin == section.end) return;
+  sections_[section_count_++] = section;
+  block_count_ += section.count();
+  needs_buffered_ |= section.descriptor == Descriptor::buffered;
+  if (!section.in_place) slot_bytes_ += section.wanted_end - section.wanted_begin;
 }
 
-// Through the page cache any address will do; only several pieces, and memory out of reach, have to
-// be gathered in a slot.
+// The page cache takes any address. Only several pieces, and memory that the engine cannot reach,
+// need a slot.
 void Plan::plan_buffered(std::uint64_t begin, std::uint64_t end) {
   add({.begin = begin,
        .end = end,
@@ -52,7 +52,8 @@ void Plan::plan_buffered(std::uint64_t begin, std::uint64_t end) {
        .in_place = buffered_in_place_});
 }
 
-// What cannot be read in place is read whole and direct into slots, and the wanted part copied.
+// Bytes that cannot be read in place are read into slots in whole aligned blocks; the wanted ones
+// are copied.
 void Plan::plan_direct_read(const Rules& rules) {
   const std::uint64_t end = offset_ + bytes_;
   const std::uint64_t first = align_up(offset_, rules.offset_alignment);
@@ -122,21 +123,21 @@ std::size_t Plan::piece_at(std::uint64_t start) const noexcept {
 }
 
 Block Plan::block(std::uint64_t index) const {
-  const Stretch* stretch = stretches_;
-  while (index >= stretch->count()) {
-    index -= stretch->count();
-    ++stretch;
+  const Section* section = sections_;
+  while (index >= section->count()) {
+    index -= section->count();
+    ++section;
   }
-  const std::uint64_t begin = stretch->begin + index * stretch->block_bytes;
-  const std::uint64_t end = std::min<std::uint64_t>(stretch->end, begin + stretch->block_bytes);
-  const std::uint64_t wanted_begin = std::max(begin, stretch->wanted_begin);
-  const std::uint64_t wanted_end = std::min(end, stretch->wanted_end);
+  const std::uint64_t begin = section->begin + index * section->block_bytes;
+  const std::uint64_t end = std::min<std::uint64_t>(section->end, begin + section->block_bytes);
+  const std::uint64_t wanted_begin = std::max(begin, section->wanted_begin);
+  const std::uint64_t wanted_end = std::min(end, section->wanted_end);
   return {.offset = begin,
           .wanted_offset = wanted_begin,
           .bytes = static_cast<std::uint32_t>(end - begin),
           .wanted_bytes = static_cast<std::uint32_t>(wanted_end - wanted_begin),
-          .descriptor = stretch->descriptor,
-          .memory = stretch->in_place ? pieces_[0].memory + (begin - offset_) : nullptr};
+          .descriptor = section->descriptor,
+          .memory = section->in_place ? pieces_[0].memory + (begin - offset_) : nullptr};
 }
 
 }  // namespace tensorferry::handle

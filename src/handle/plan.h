@@ -12,13 +12,13 @@ namespace tensorferry::handle {
 
 enum class Direction : std::uint8_t { read, write };
 
-// What a file and the memory demand. Alignments are powers of two.
+// What the file and the memory require. Alignments are powers of two.
 struct Rules {
   bool direct = true;                  // false: everything goes through the buffered descriptor
   std::size_t memory_alignment = 512;  // of direct requests
   std::size_t offset_alignment = 512;  // of direct requests, offset and length
-  bool in_place = true;           // false: the engine cannot reach the memory, slots it must be
-  bool buffered_in_place = true;  // false: the same through the buffered descriptor alone
+  bool in_place = true;                // false: the engine cannot reach the memory; use slots
+  bool buffered_in_place = true;       // false: only the buffered descriptor needs slots
 };
 
 struct Limits {
@@ -27,7 +27,7 @@ struct Limits {
   std::size_t slot_block_bytes = 0;  // longest request through a slot; likewise
 };
 
-// Memory that stands at `start` bytes from the beginning of its run.
+// Memory for the bytes from `start` on, counted from the beginning of its run.
 struct Piece {
   std::byte* memory = nullptr;
   std::uint64_t bytes = 0;
@@ -36,9 +36,9 @@ struct Piece {
 
 enum class Descriptor : std::uint8_t { direct, buffered };
 
-// One request. It covers [offset, offset + bytes) of the file, of which the operation wants
-// [wanted_offset, wanted_offset + wanted_bytes); a read may cover more than is wanted (down and up
-// to the alignment), a write never does.
+// One request. It covers [offset, offset + bytes) of the file. The operation wants
+// [wanted_offset, wanted_offset + wanted_bytes) of that: a read may cover more, down and up to the
+// alignment; a write never does.
 struct Block {
   std::uint64_t offset = 0;
   std::uint64_t wanted_offset = 0;
@@ -61,26 +61,26 @@ class Plan {
   [[nodiscard]] Block block(std::uint64_t index) const;  // index < block_count()
   [[nodiscard]] bool needs_buffered_descriptor() const noexcept { return needs_buffered_; }
   [[nodiscard]] bool needs_slots() const noexcept { return slot_bytes_ > 0; }
-  // How much of what is wanted goes through slots.
+  // How many of the wanted bytes go through slots.
   [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
 
   [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
-  // All of the memory where it is one piece, else nothing.
+  // All of the memory if it is one piece, else nothing.
   [[nodiscard]] std::span<std::byte> single_piece() const noexcept {
     if (pieces_.size() != 1) return {};
     return {pieces_[0].memory, static_cast<std::size_t>(pieces_[0].bytes)};
   }
 
-  // The memory of [file_offset, file_offset + bytes), which lies in the range: calls
-  // visit(memory, bytes) for each stretch, in order.
+  // Calls visit(memory, bytes) for each contiguous piece of the memory of
+  // [file_offset, file_offset + bytes), which must lie in the range, in order.
   template <class Visit>
-  void for_each_stretch(std::uint64_t file_offset, std::uint64_t bytes, Visit visit) const;
+  void for_each_memory(std::uint64_t file_offset, std::uint64_t bytes, Visit visit) const;
 
  private:
   // Consecutive blocks of one shape.
-  struct Stretch {
+  struct Section {
     std::uint64_t begin = 0, end = 0;                // covered
     std::uint64_t wanted_begin = 0, wanted_end = 0;  // wanted
     std::size_t block_bytes = 1;
@@ -91,7 +91,7 @@ class Plan {
     }
   };
 
-  void add(const Stretch& stretch);
+  void add(const Section& section);
   void plan_buffered(std::uint64_t begin, std::uint64_t end);
   void plan_direct_read(const Rules& rules);
   void plan_direct_write(const Rules& rules);
@@ -102,17 +102,17 @@ class Plan {
   std::uint64_t bytes_ = 0;
   std::span<const Piece> pieces_;
   Limits limits_;
-  bool one_in_place_;  // there is one piece of memory, and the engine can reach it
+  bool one_in_place_;  // the memory is one piece, and the engine can reach it
   bool buffered_in_place_;
-  Stretch stretches_[3];  // head, middle, tail; as many as there are
-  unsigned stretch_count_ = 0;
+  Section sections_[3];  // head, middle, tail; section_count_ of them
+  unsigned section_count_ = 0;
   std::uint64_t block_count_ = 0;
   bool needs_buffered_ = false;
   std::uint64_t slot_bytes_ = 0;
 };
 
 template <class Visit>
-void Plan::for_each_stretch(std::uint64_t file_offset, std::uint64_t bytes, Visit visit) const {
+void Plan::for_each_memory(std::uint64_t file_offset, std::uint64_t bytes, Visit visit) const {
   std::uint64_t at = file_offset - offset_;
   for (std::size_t i = piece_at(at); bytes > 0; ++i) {
     const std::uint64_t skip = at - pieces_[i].start;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,13 +49,8 @@ inline std::uint64_t bytes_of(const PlanCase& input) {
   return bytes;
 }
 
-// The memory of the byte at `start` of the range, and how many follow it in the same piece.
-struct Place {
-  std::byte* memory = nullptr;
-  std::uint64_t bytes = 0;
-};
-
-inline Place place_of(const PlanCase& input, std::uint64_t start) {
+// The memory from the byte at `start` of the range to the end of its piece.
+inline std::span<std::byte> memory_at(const PlanCase& input, std::uint64_t start) {
   for (const Piece& piece : input.pieces) {
     if (start < piece.bytes) return {piece.memory + start, piece.bytes - start};
     start -= piece.bytes;
@@ -114,21 +110,21 @@ inline void check_buffered_write(const PlanCase& input, const Block& block) {
 inline void check_memory(const PlanCase& input, const Plan& plan, const Block& block) {
   const std::uint64_t start = block.wanted_offset - input.offset;
   if (block.memory != nullptr) {
-    const Place place = place_of(input, start);
-    require(block.memory == place.memory, "a block in place has the memory of its range");
-    require(block.wanted_bytes <= place.bytes, "a block in place lies in a single piece");
+    const std::span<std::byte> memory = memory_at(input, start);
+    require(block.memory == memory.data(), "a block in place has the memory of its range");
+    require(block.wanted_bytes <= memory.size(), "a block in place lies in a single piece");
     return;
   }
   std::uint64_t seen = 0;
-  plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
-                        [&](std::byte* memory, std::size_t bytes) {
-                          const Place place = place_of(input, start + seen);
-                          require(bytes > 0, "a stretch is not empty");
-                          require(memory == place.memory, "a stretch has the memory of its range");
-                          require(bytes <= place.bytes, "a stretch lies in a single piece");
-                          seen += bytes;
-                        });
-  require(seen == block.wanted_bytes, "the stretches of a block are all of it");
+  plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
+                       [&](std::byte* memory, std::size_t bytes) {
+                         const std::span<std::byte> piece = memory_at(input, start + seen);
+                         require(bytes > 0, "no visit is empty");
+                         require(memory == piece.data(), "a visit has the memory of its range");
+                         require(bytes <= piece.size(), "a visit lies in a single piece");
+                         seen += bytes;
+                       });
+  require(seen == block.wanted_bytes, "the visits of a block cover all of it");
 }
 
 inline void check_block(const PlanCase& input, const Plan& plan, std::uint64_t index) {
@@ -168,11 +164,11 @@ inline void check_byte_map(const PlanCase& input, const Plan& plan) {
       move(at, block.memory + (block.wanted_offset - block.offset), block.wanted_bytes);
       continue;
     }
-    plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
-                          [&](const std::byte* memory, std::size_t bytes) {
-                            move(at, memory, bytes);
-                            at += bytes;
-                          });
+    plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
+                         [&](const std::byte* memory, std::size_t bytes) {
+                           move(at, memory, bytes);
+                           at += bytes;
+                         });
   }
   require(std::ranges::all_of(moves, [](unsigned times) { return times == 1; }),
           "every byte is moved exactly once");

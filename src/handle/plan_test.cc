@@ -193,7 +193,7 @@ TEST(Plan, costs_no_memory_or_time_for_an_enormous_range) {
   EXPECT_EQ(check_plan(input), "");
 }
 
-TEST(ForEachStretch, finds_the_memory_of_any_part_of_many_tiny_pieces) {
+TEST(ForEachMemory, finds_the_memory_of_any_part_of_many_tiny_pieces) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 300; ++round) {
     PlanCase input = one_piece(Direction::read, 12'345, random() % 3);
@@ -208,7 +208,7 @@ TEST(ForEachStretch, finds_the_memory_of_any_part_of_many_tiny_pieces) {
       const std::uint64_t begin = random() % places.size();
       const std::uint64_t bytes = random() % (places.size() - begin + 1);
       std::vector<const std::byte*> visited;
-      plan.for_each_stretch(12'345 + begin, bytes, [&](const std::byte* memory, std::size_t count) {
+      plan.for_each_memory(12'345 + begin, bytes, [&](const std::byte* memory, std::size_t count) {
         ASSERT_GT(count, 0u);
         for (std::size_t at = 0; at < count; ++at) visited.push_back(memory + at);
       });

@@ -41,12 +41,12 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
   if (refused != 0) {
     unregister(entry);
     ledger_.note_fallback(
-        "page-locked memory could not be registered with the ring (" + errno_name(refused) +
-        "); it works unregistered; for ENOMEM raise the memlock limit (ulimit -l)");
+        "the kernel did not register page-locked memory with the ring (" + errno_name(refused) +
+        "); transfers work without it; for ENOMEM raise the memlock limit (ulimit -l)");
   }
   if (region->bytes() >= huge_page_bytes && !region->huge_page_reason().empty()) {
     ledger_.note_fallback(
-        "some page-locked memory is not of huge pages, and slower; its huge_page_reason says why");
+        "some page-locked memory has no huge pages and is slower; its huge_page_reason says why");
   }
   region->mark_registered();
   return entry;

@@ -1,5 +1,5 @@
-// What a worker has registered with its engine: page-locked regions and the files of long runs.
-// Both belong to one worker and are used by its thread alone.
+// What a worker has registered with its engine: page-locked regions, and the files of long runs.
+// Each belongs to one worker; only its thread uses it.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@
 
 namespace tensorferry::handle {
 
-// Keeps track of which regions are registered with the worker's engine and at which index.
+// The regions that are registered with the worker's engine, by index.
 class RegisteredRegions {
  public:
   RegisteredRegions(engines::Engine& engine, Ledger& ledger) : engine_(engine), ledger_(ledger) {}
 
-  // Where `memory`, which lies in `region`, is registered; registers the region at first use. -1
-  // where it cannot be (noted once as a fallback).
+  // The index of `memory`, which lies in `region`. Registers the region at first use. Returns -1 if
+  // the kernel refuses, and notes that once as a fallback.
   [[nodiscard]] int index_of(const std::shared_ptr<memory::Region>& region,
                              std::span<const std::byte> memory);
-  // Lets go of regions that have ended.
+  // Unregisters regions that have ended.
   void drop_ended() noexcept;
-  // Lets go of all. The end of the engine would not: a child of fork() may have its ring too.
+  // Unregisters all. The end of the engine would not: a child of fork() may hold its ring too.
   void drop_all() noexcept;
 
  private:
   struct Entry {
     std::weak_ptr<memory::Region> region;
-    std::vector<unsigned> indexes;  // one per piece of 1 GiB; empty where it was refused
+    std::vector<unsigned> indexes;  // one for each GiB; empty if the kernel refused
   };
   [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region);
   void unregister(Entry& entry) noexcept;
@@ -45,13 +45,13 @@ class RegisteredRegions {
   std::uint64_t ended_seen_ = 0;
 };
 
-// Registers the file of a long run with the engine while blocks of it are in the air, and no
-// longer: a registered file cannot be closed, nor its file system unmounted.
+// Registers the file of a long run with the engine while blocks of it are in flight, and no longer:
+// a registered file cannot be closed, nor its file system unmounted.
 class RegisteredFiles {
  public:
   explicit RegisteredFiles(engines::Engine& engine) : engine_(engine) {}
 
-  // Where the run's direct descriptor is registered, or -1. Each use is given back.
+  // The index of the run's direct descriptor, or -1. Give each index back.
   [[nodiscard]] int use(const Run& run);
   void give_back(const Run& run) noexcept;
 

@@ -19,8 +19,8 @@ Judgement try_again(Attempt& attempt, int code) {
 }
 
 Judgement judge_error(Attempt& attempt, int code) {
-  // A failed sync must never be repeated: the kernel has marked the lost pages clean, so the
-  // second attempt would succeed.
+  // Never repeats a failed sync: the kernel has marked the lost pages clean, so a second attempt
+  // would succeed.
   if (engines::is_sync(attempt.kind)) return {Verdict::fail, code};
   if (code == EINTR || code == EAGAIN) return try_again(attempt, code);
   return {Verdict::fail, code};
@@ -45,9 +45,8 @@ Judgement judge(Attempt& attempt, std::int32_t result) noexcept {
     if (attempt.kind == RequestKind::read) return {Verdict::ended, ENODATA};
     return try_again(attempt, EIO);  // a write that writes nothing and gives no reason
   }
-  // Short. A direct request can go on only from an aligned place, so up to one alignment unit is
-  // moved again. If it ends at the same ragged place twice, that is most likely
-  // where the file ends.
+  // Short. A direct request resumes at an aligned offset, so it moves up to one alignment again. If
+  // it ends at the same ragged offset twice, the file most likely ends there.
   const std::uint32_t resumable = align_down(end, attempt.alignment);
   const bool farther = end > attempt.reached;
   attempt.reached = std::max(attempt.reached, end);
@@ -76,29 +75,29 @@ std::chrono::nanoseconds retry_delay(unsigned fruitless) noexcept {
 std::string hint_for(int code) {
   switch (code) {
     case EIO:
-    case EILSEQ:     // of data protection
-    case ENODEV:     // taken offline
-    case ENOLINK:    // the way to it
-    case EREMOTEIO:  // the target itself
+    case EILSEQ:     // data protection failed
+    case ENODEV:     // the drive is offline
+    case ENOLINK:    // the path to the drive failed
+    case EREMOTEIO:  // the target failed
       return "the drive or its driver reported an error; see dmesg and smartctl";
     case EDQUOT:
-      return "over the disk quota";
+      return "the file would exceed the disk quota";
     case EFBIG:
-      return "over the largest file size of the file system or of ulimit -f";
+      return "the file would exceed the largest size of the file system or of ulimit -f";
     case EBADF:
-      return "the descriptor was closed or not opened for this";
+      return "the descriptor was closed, or not opened for this access";
     case EFAULT:
       return "the memory is not mapped, or not writable for a read";
     case EINVAL:
       return "the file system refused the request, perhaps for its alignment";
     case EAGAIN:
     case EINTR:
-      return "the kernel kept refusing it for about a second; lower the queue depth";
+      return "the kernel refused the request for about a second; lower the queue depth";
     case EBUSY:
     case ENOMEM:
       return "the system is short of memory, or too busy; lower the queue depth or the block size";
     case EROFS:
-      return "the file system is or became read-only; see dmesg";
+      return "the file system is read-only, perhaps after an error; see dmesg";
     default:
       return {};
   }

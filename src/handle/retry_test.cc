@@ -1,4 +1,4 @@
-// What a completion means, claim by claim, and that no sequence of completions goes on for ever.
+// What each completion means, and that every sequence of completions ends.
 #include "handle/retry.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ constexpr RequestKind write = RequestKind::write;
 constexpr RequestKind sync_data = RequestKind::sync_data;
 constexpr RequestKind sync_full = RequestKind::sync_full;
 
-// More attempts in a row than this without a byte moved must never be made.
+// The most attempts in a row that may move no byte.
 constexpr unsigned attempts_bound = 1000;
 
 struct Case {
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(retry, Judge, ::testing::ValuesIn(cases),
 
 // --- Bounds ----------------------------------------------------------------------------------
 
-// Gives the same result over and over; returns the attempts made until it fails, 0 if it never
+// Gives the same result again and again. Returns the attempts until it fails, or 0 if it never
 // does.
 unsigned attempts_until_failure(Attempt& judged, std::int32_t result, int code) {
   for (unsigned i = 1; i <= attempts_bound; ++i) {
@@ -287,7 +287,7 @@ class Dice {
   std::mt19937 engine_;
 };
 
-// A file of `bytes` bytes that moves as much or as little as it likes, and now and then nothing.
+// A file of `bytes` bytes that moves any part of a request, and sometimes nothing.
 class Whimsical {
  public:
   Whimsical(std::uint32_t seed, std::uint64_t bytes, RequestKind kind, std::uint32_t error_percent)
@@ -369,7 +369,7 @@ TEST(Simulation, every_request_ends_and_done_means_every_byte) {
   EXPECT_GT(done_count, 1000U);
 }
 
-// Devices that give whole sectors as long as there are any: what is there is always read.
+// Devices that give whole sectors while they have any: every existing byte is read.
 TEST(Simulation, an_honest_device_is_read_to_the_last_byte_or_to_its_end) {
   Dice dice(8);
   for (int round = 0; round < 20'000; ++round) {

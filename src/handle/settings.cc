@@ -33,9 +33,8 @@ constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
   return slot_shares * slot_block_bytes_min * workers;
 }
 
-// How many bytes may be under way in slots, of all workers together: they stay in the cache, of
-// which other work, and what has landed and is being copied out, needs its share. Each disk has
-// enough to do all the same.
+// How many bytes may be under way in the slots of all workers together. They should stay in the
+// cache, which other work and landed blocks need too, but each disk must have enough to do.
 std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
   return std::max(os::last_level_cache_bytes() / 4,
                   std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
@@ -61,7 +60,7 @@ Status check_options(const HandleOptions& options) {
                    std::to_string(workers) + " workers");
   }
   const double limit = options.close_limit_seconds;
-  const bool is_valid = limit > 0 && limit <= close_limit_seconds_max;  // NaN is not
+  const bool is_valid = limit > 0 && limit <= close_limit_seconds_max;  // false for NaN
   if (!is_valid) {
     return refused("close_limit_seconds is " + std::to_string(limit) +
                    " and must be more than 0 and at most a year");
@@ -91,12 +90,12 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
                            : device.profile
                                ? device.profile->workers
                                : std::min({device.disks, processors, auto_workers_max});
-  // What sysfs suggests is for all workers together.
+  // The depth from sysfs is for all workers together.
   const unsigned depth = options.queue_depth > 0 ? options.queue_depth
                          : device.profile
                              ? device.profile->queue_depth
                              : std::max(device.queue_depth / workers, auto_queue_depth_min);
-  // A profile is about memory in place.
+  // The block size of a profile is for memory in place.
   const std::size_t wanted =
       options.block_bytes > 0 ? align_up(options.block_bytes, page_bytes())
                               : std::min(files::preferred_block_bytes(device), device.block_bytes);

@@ -1,4 +1,4 @@
-// What the options of a handle come to: limits, the memory for slots, and the crew for a device.
+// Derives settings from the options of a handle: limits, memory for slots, the crew of a device.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,15 @@ enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inlin
 
 [[nodiscard]] Status check_options(const HandleOptions& options);
 
-// So many shares of the memory for slots.
+// The memory for slots that these shares amount to.
 [[nodiscard]] std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept;
 
-// Whether a small transfer through slots, and nothing else, may be cut into quarters: the copy of
-// one goes on while the others are on their way. What the user chose is not cut.
+// Whether a small transfer through slots is cut into quarters, so that one is copied while the
+// others are under way. Not if the user chose block size, depth or no overlap.
 [[nodiscard]] bool cuts_small_transfers(const HandleOptions& options) noexcept;
 
-// How much of a transfer the calling thread takes through a slot, where the copy comes last.
+// How many bytes of a transfer an inline caller may move through a slot. It copies them only after
+// the last has arrived.
 [[nodiscard]] std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept;
 
 [[nodiscard]] CrewOptions crew_options(const HandleOptions& options, EngineKind engine,

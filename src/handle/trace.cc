@@ -53,7 +53,7 @@ std::string event(const std::string& name, const char* category, std::uint64_t r
          R"(,"args":{)" + arguments + "}}";
 }
 
-// Why there is no trace, or no more of one. Never destroyed, as the Trace itself.
+// Why the trace is missing or incomplete. Never destroyed, like the Trace itself.
 struct Trouble {
   std::mutex mutex;
   std::string text;
@@ -64,7 +64,7 @@ Trouble& trouble() {
   return one;
 }
 
-// A fork must not find another thread in the middle of it.
+// A fork must not happen while another thread holds the lock.
 [[maybe_unused]] const int fork_watch =
     pthread_atfork([] { trouble().mutex.lock(); }, [] { trouble().mutex.unlock(); },
                    [] { trouble().mutex.unlock(); });
@@ -77,14 +77,14 @@ void note_problem(const std::string& what, int code, const char* why = "") {
 const char* why_not_opened(int code) noexcept {
   switch (code) {
     case ELOOP:
-      return ": it is a symbolic link, which is not followed; name the file itself";
+      return ": it is a symbolic link, and links are not followed; name the file itself";
     case EINVAL:
     case ENXIO:
-      return ": it is no regular file; name another one";
+      return ": it is not a regular file; name another one";
     case EPERM:
       return ": it belongs to another user, or cannot be changed; name another file, or remove it";
     case EMLINK:
-      return ": it has several names; name another file, or remove it";
+      return ": it has several hard links; name another file, or remove it";
     default:
       return "";
   }
@@ -156,8 +156,8 @@ void Trace::flush() {
   write_out();
 }
 
-// Appends over the closing bracket and writes a new one. Where that fails, the file is cut to what
-// it was, and that is the end of the trace.
+// Appends over the closing bracket and writes a new one. If that fails, cuts the file back to what
+// it was and ends the trace.
 void Trace::write_out() {
   if (gathered_.empty()) return;
   const int failed = -os::write_all(fd_, gathered_ + tail, written_);

@@ -1,5 +1,5 @@
-// A Chrome trace of every operation and its requests, written where TENSORFERRY_TRACE says. Without
-// the variable there is no Trace, and asking costs one load.
+// Writes a Chrome trace of every operation and its requests to the file that TENSORFERRY_TRACE
+// names. Without the variable there is no Trace, and asking costs one load.
 #pragma once
 
 #include <chrono>
@@ -17,12 +17,12 @@ class Trace {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // The trace of this process, or nullptr. The variable is read once, and in a privileged program
-  // not at all; "%p" in it becomes the process id. The file is this user's alone: see
+  // The trace of this process, or nullptr. Reads the variable once, and not at all in a privileged
+  // program; "%p" in it becomes the process id. Only this user can read the file: see
   // os::open_own_file(). A forked child does not write into its parent's trace.
   [[nodiscard]] static Trace* active() noexcept;
 
-  // Why there is none, or not all of it, although the variable asks for it; else empty.
+  // Why the trace that the variable asks for is missing or incomplete; else empty.
   [[nodiscard]] static std::string problem();
 
   void operation(const EndedOperation& operation);
@@ -40,7 +40,7 @@ class Trace {
   const std::uint64_t generation_;
   std::mutex mutex_;
   std::string gathered_;
-  bool ended_ = false;  // the file could not be written
+  bool ended_ = false;  // after a failed write
   std::uint64_t written_ = 0;
 };
 

@@ -66,10 +66,12 @@ Error transfer_error(const Attempt& attempt, const Block& block, files::OpenFile
 Error sync_error(engines::RequestKind kind, const files::OpenFile& file,
                  const files::Directory* directory, int code) {
   std::string hint =
-      "what was written may be lost and a second sync would not tell; write it again";
+      "the written bytes may be lost, and a second sync would not notice; write them again";
   if (directory != nullptr) {
-    hint = "the directory " + directory->path() +
-           " failed, so the file may be lost and a second sync would not tell; write it again";
+    hint =
+        "the directory " + directory->path() +
+        " could not be synced: the file may be lost, and a second sync would not notice; write it "
+        "again";
   }
   return Error({.operation = engines::verb(kind),
                 .path = file.path(),
@@ -211,8 +213,8 @@ bool Transfer::finish_blocks(std::uint64_t count) noexcept {
   return unfinished_.fetch_sub(count, std::memory_order_acq_rel) == count;
 }
 
-// What a failed write has added to its files is cut off again. Where only the sync has failed, it
-// has all been written.
+// Cuts off what a failed write has added to its files. If only the sync failed, all bytes are
+// written and stay.
 void Transfer::settle_growths() noexcept {
   for (files::Growth& growth : growths) {
     if (bytes() == asked_bytes_) {
@@ -227,10 +229,10 @@ void Transfer::settle_growths() noexcept {
 
 void Transfer::complete() noexcept {
   settle_growths();
-  // A cancellation that came when all was done has changed nothing.
+  // A cancellation that came after the last byte has changed nothing.
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && bytes() == asked_bytes_;
-  // Files close and memory goes before anyone sees the end. The lists are emptied outside the lock:
-  // letting go of memory may call back.
+  // Closes files and lets go of memory before anyone sees the end, and outside the lock: letting go
+  // of memory may call back.
   std::vector<Run>().swap(runs);
   std::vector<SyncStep>().swap(steps);
   std::vector<Piece>().swap(pieces);
@@ -328,7 +330,7 @@ void Transfer::cancel(const char* why) noexcept {
   owner->drop(*this);
 }
 
-// What done() says is settled: nobody changes the error or the times any more.
+// After done() nobody changes the error or the times.
 std::optional<Error> Transfer::error() const {
   if (!done()) return std::nullopt;
   seen_.store(true, std::memory_order_relaxed);

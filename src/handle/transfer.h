@@ -1,5 +1,5 @@
-// An operation from the inside: its plans, how far it is, and how it ended. Workers report blocks,
-// users wait. The Crew that owns the queue guards the claiming; everything else is thread-safe.
+// An operation from the inside: its plans, its progress, and how it ended. Workers report blocks,
+// users wait. The crew's lock guards the claiming; everything else is thread-safe.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,7 @@ struct Run {
 [[nodiscard]] Attempt first_attempt(Direction direction, const Block& block,
                                     std::uint32_t alignment) noexcept;
 
-// Judges a completion of a block, with a look at the file's size where it seems to have ended.
+// Judges a completion of a block. If the file seems to have ended, looks at its size.
 [[nodiscard]] Judgement judge_block(Attempt& attempt, const Block& block, files::OpenFile& file,
                                     std::int32_t result);
 
@@ -64,7 +64,7 @@ struct Run {
 [[nodiscard]] Error sync_error(engines::RequestKind kind, const files::OpenFile& file,
                                const files::Directory* directory, int code);
 
-// One step towards durability, after all bytes have moved: a file, or then what holds it.
+// One step towards durability, after all bytes have moved: the sync of a file, or of its directory.
 struct SyncStep {
   engines::RequestKind kind = engines::RequestKind::sync_data;
   int fd = -1;
@@ -72,7 +72,7 @@ struct SyncStep {
   std::shared_ptr<const files::Directory> directory = nullptr;
 };
 
-// What a worker gets to do: a block of a run, or a sync step.
+// One piece of work for a worker: a block of a run, or a sync step.
 struct Claim {
   std::shared_ptr<class Transfer> transfer;
   const Run* run = nullptr;
@@ -80,9 +80,9 @@ struct Claim {
   Block block;
 };
 
-// So many blocks of an operation are claimed, by one worker or by several, before it is the next
-// operation's turn. A worker takes no more at a time: what has to wait for a slot could have gone
-// to another one.
+// After this many blocks of an operation, claimed by one worker or by several, it is the next
+// operation's turn. A worker claims no more at a time: a block that waits for its slot could have
+// gone to another worker.
 inline constexpr std::size_t turn_blocks = 8;
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
@@ -91,71 +91,71 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // `verb` names it in errors and in the trace: "read", "write", "sync".
   Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger);
-  // A failure that nobody has asked about goes to the ledger.
+  // Notes a failure that nobody has asked about in the ledger.
   ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // --- Before it is queued, by the conductor alone ---
+  // --- Before it is queued, by its builder alone ---
   std::vector<Piece> pieces;
   std::vector<Run> runs;
   std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
-  std::vector<SyncStep> steps;         // of the files; those of their directories are found later
+  std::vector<SyncStep> steps;         // of the files; their directories follow later
   std::vector<files::Growth> growths;  // of the files that it makes longer
-  std::vector<std::shared_ptr<os::GpuFence>> fences;  // nothing is claimed before they have passed
+  std::vector<std::shared_ptr<os::GpuFence>> fences;  // must pass before anything is claimed
   std::weak_ptr<Crew> crew;
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;
   void count_blocks();  // once all of the above is set
 
   // --- Claiming: only with the crew's lock held ---
-  Transfer* live_before = nullptr;  // among those of the crew that have not ended
+  Transfer* live_before = nullptr;  // in the crew's list of those that have not ended
   Transfer* live_after = nullptr;
   std::size_t turn_left = turn_blocks;
   [[nodiscard]] bool claimable() const noexcept;
-  // The run whose block would be claimed next, if that goes through a slot.
+  // The run of the next block, if that block goes through a slot.
   [[nodiscard]] const Run* next_through_slot() noexcept;
   void claim(const std::shared_ptr<Transfer>& self, Claim& out);
-  // Makes the steps that were prepared claimable, all at once, and returns how many they are.
+  // Makes the prepared steps claimable, all at once, and returns their number.
   [[nodiscard]] std::uint64_t start_steps() noexcept;
   [[nodiscard]] bool syncing() const noexcept { return syncing_; }
-  // Gives up what was not claimed and returns how many blocks or steps that were.
+  // Gives up the unclaimed blocks or steps and returns their number.
   [[nodiscard]] std::uint64_t abandon_unclaimed() noexcept;
 
   // --- Progress, by workers ---
   [[nodiscard]] Direction direction() const noexcept { return direction_; }
   void mark_started() noexcept;
   void add_bytes(std::uint64_t bytes) noexcept;
-  // Keeps the first error; nothing more of the operation is started after it.
-  // After complete() it changes nothing.
+  // Keeps the first error and stops the operation: nothing more of it starts. After complete() it
+  // changes nothing.
   void fail(Error error) noexcept;
   void fail_cancelled(const std::string& why) noexcept { fail(cancelled(why)); }
-  // The same for a write whose handle closes: unless all bytes arrive after all, the ledger is
-  // told.
+  // The same for a write whose handle closes. Notes it in the ledger, unless all bytes arrive after
+  // all.
   void give_up(const std::string& why) noexcept;
   [[nodiscard]] Error cancelled(const std::string& why) const;
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
-  // Counts blocks or steps off, returns true to the one caller who brings the count to zero.
+  // Counts off blocks or steps. Returns true to the one caller that brings the count to zero.
   [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
-  // For that caller, without the crew's lock, as it may open directories: finds out which steps
-  // come next. First all files, then each directory that holds one of them now, once.
+  // For that caller, without the crew's lock: finds the next sync steps. First come all files, then
+  // each directory that holds one of them now, once. May open directories.
   void prepare_steps() noexcept;
-  // Reports done. Files and memory are let go before anyone can see it.
+  // Reports done. Lets go of files and memory before anyone can see that.
   void complete() noexcept;
 
-  // --- For users. In a forked child none of them takes a lock: another thread may have it ---
+  // --- For users. In a forked child they take no lock: a thread of the parent may hold it ---
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
   void when_done(std::function<void()> then);
-  // As when_done(), but before anybody can see the end; at once if it has ended. `then` must not
-  // wait for anybody; whoever is not ready for the end puts it off with hold().
+  // As when_done(), but calls `then` before anybody can see the end, or at once after it. `then`
+  // must not wait; it calls hold() to put the end off.
   void before_done(std::function<void(Outcome)> then);
-  // Nobody sees the end before release() has been called as often; who calls it last reports done.
-  // False where it is done already.
+  // Puts the end off until release() has been called as often. The last release() reports done.
+  // Returns false if the transfer is done already.
   [[nodiscard]] bool hold() noexcept;
   void release() noexcept;
   void cancel(const char* why) noexcept;
-  [[nodiscard]] std::optional<Error> error() const;  // whoever asks knows of it
+  [[nodiscard]] std::optional<Error> error() const;  // asked for, it is no longer lost
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return moved_bytes_.load(std::memory_order_relaxed);
   }
@@ -163,10 +163,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
  private:
-  // Throws Error (ECHILD) in a forked child, where what the parent started never ends.
+  // Throws Error (ECHILD) in a forked child: there an operation of the parent never ends.
   void check_process() const;
   void settle_growths() noexcept;
-  // Once ending_: nothing changes it any more.
+  // Final once ending_ is set.
   [[nodiscard]] Outcome outcome() const noexcept {
     return error_ ? Outcome::failed : Outcome::succeeded;
   }
@@ -177,10 +177,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::uint64_t id_;
   const std::uint64_t generation_;
   std::uint64_t asked_bytes_ = 0;
-  std::string path_;  // of the first file, and where in it
+  std::string path_;  // of the first file, with the offset in it
   std::uint64_t offset_ = 0;
 
-  // That of the block which is claimed next; there must be one.
+  // The run of the next block. There must be one.
   [[nodiscard]] const Run& next_run() noexcept;
   [[nodiscard]] Result<std::vector<SyncStep>> directory_steps() const;
 
@@ -192,18 +192,19 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
 
   std::atomic<bool> syncing_{false};
-  bool directories_found_ = false;  // of whoever prepares the steps
+  bool directories_found_ = false;  // used by prepare_steps() alone
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
-  bool ending_ = false;  // how it ends is settled; guarded by mutex_, as what follows
+  bool ending_ = false;  // the outcome is final; mutex_ guards this and what follows
   unsigned holds_ = 1;   // complete() has one itself
   mutable std::mutex mutex_;
-  // In a union, so that a forked child need not end it: that would wait for the parent's threads.
+  // In a union, so that a forked child need not destroy it: that would wait for the parent's
+  // threads.
   union {
     std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
   std::optional<Error> error_;
-  bool given_up_ = false;                  // that error is why
+  bool given_up_ = false;                  // error_ says so
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;

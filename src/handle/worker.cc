@@ -22,24 +22,24 @@ using engines::RequestKind;
 // One system call hands over up to this many requests.
 constexpr std::size_t batch_max = 32;
 
-// A read of at least this size into fresh memory has its pages made ahead of the bytes.
+// For a read of at least this size into fresh memory the worker makes the pages first.
 constexpr std::uint64_t populate_bytes_min = 4 * MiB;
 
 // Between attempts to reap while the kernel refuses even that.
 constexpr std::chrono::milliseconds broken_reap_pause{1};
 
-// How long to sleep before looking at the copies of a GPU again. A copy of a block takes some 20
-// us; where nothing else goes on, somebody waits for it.
+// How long to sleep before the next look at a GPU's copies. A copy of a block takes about 20 us. If
+// nothing else is under way, somebody is waiting for it.
 Engine::Nanoseconds copy_poll_pause(unsigned polls, bool others_go_on) noexcept {
   constexpr unsigned without_sleep = 100;
   if (others_go_on) return std::chrono::microseconds(100);
   return std::chrono::microseconds(polls < without_sleep ? 0 : 50);
 }
 
-// While the crew finishes, somebody has to notice that nothing moves any more.
+// While the crew finishes, a worker looks this often whether bytes still move.
 constexpr Engine::Nanoseconds finishing_pause = std::chrono::milliseconds(20);
 
-// And before asking again whether the GPU's work is done that a transfer waits for.
+// How long to sleep before the next look at the GPU's work that a transfer waits for.
 Engine::Nanoseconds fence_poll_pause(unsigned polls) noexcept {
   constexpr unsigned doublings_max = 6;
   return std::chrono::microseconds(16) * (1U << std::min(polls / 4, doublings_max));
@@ -71,12 +71,13 @@ void Worker::detach() {
 }
 
 Status Worker::start() {
-  // Whoever gets the crew last ends it, and this worker with it.
+  // The last owner of the crew destroys it, and this worker with it.
   auto thread = os::start_thread("ferry-worker", [this] { const auto last = run(); });
   if (!thread) {
-    return Error({.operation = "start worker thread",
-                  .code = EAGAIN,
-                  .hint = "the system has no thread left; use fewer workers or raise ulimit -u"});
+    return Error(
+        {.operation = "start worker thread",
+         .code = EAGAIN,
+         .hint = "the system allows no more threads; use fewer workers or raise ulimit -u"});
   }
   thread_ = std::move(*thread);
   id_ = thread_.get_id();
@@ -114,15 +115,15 @@ std::size_t Worker::room() const noexcept {
   return active < depth ? std::min(depth - active, free_.size()) : 0;
 }
 
-// Whether there is something to do that no completion and no wake() would announce: slots came free
-// for flights that wait for them, or the queue was not looked at because of what has ended since.
+// Whether there is work that no completion and no wake() announces: slots came free for flights
+// that wait for them, or the last look at the queue was skipped for flights that have ended since.
 bool Worker::work_at_hand() const noexcept {
   const auto can_be_fed = [this](std::uint32_t index) { return slot_is_free_for(flights_[index]); };
   if (std::ranges::any_of(starved_, can_be_fed)) return true;
   return idle() && !queue_was_empty_;
 }
 
-// Fills the free flights with blocks. Without overlap the engine is first drained.
+// Fills the free flights with blocks. Without overlap it first drains the engine.
 void Worker::take_up_claims() {
   queue_was_empty_ = false;
   if (crew_.options().overlap == Overlap::off && !idle()) return;
@@ -183,7 +184,7 @@ void Worker::make_ready(std::uint32_t index) {
   }
 }
 
-// Brings what is to be written to its slot.
+// Copies what the flight writes into its slot.
 void Worker::load(std::uint32_t index) {
   Flight& flight = flights_[index];
   if (flight.claim.run->gpu < 0) {
@@ -196,7 +197,7 @@ void Worker::load(std::uint32_t index) {
   }
 }
 
-// The flight's memory is as it should be.
+// The memory of the flight's request is ready.
 void Worker::loaded(std::uint32_t index) {
   Flight& flight = flights_[index];
   const Block& block = flight.claim.block;
@@ -209,21 +210,21 @@ void Worker::loaded(std::uint32_t index) {
                          populate(*flight.claim.run, block);
   flight.stage = Stage::ready;
   ready_.push_back(index);
-  // Either takes as long as a request: the drive shall not wait for the whole batch.
+  // Both take as long as a request does. Submitting now keeps the drive from waiting for the batch.
   if (copied || populated) submit_ready();
 }
 
-// The first touch of fresh memory costs more than the bytes that go there: a page fault for every
-// 4 KiB. Making huge pages just ahead of the read is several times cheaper. The whole range is
-// about to be written, so no memory is used that would not be. What is read into a slot needs it
-// only then: until the copy, the drive reads on. Says whether it made any.
+// The first touch of fresh memory costs more than the read itself: a page fault for every 4 KiB.
+// Making huge pages just ahead of the read is several times cheaper, and uses no more memory: the
+// read fills the whole range. A block that goes through a slot needs its pages only at the copy;
+// the drive reads on until then. Returns whether it made any.
 bool Worker::populate(const Run& run, const Block& block) {
   const std::span<std::byte> all = run.plan.single_piece();
   if (all.size() < populate_bytes_min || run.region != nullptr || run.gpu >= 0) return false;
   std::byte* const begin = all.data() + (block.wanted_offset - run.plan.offset());
   std::byte* const end = begin + block.wanted_bytes;
   bool made = false;
-  // Blocks come in any order: the first page may begin in one that is yet to come.
+  // Blocks come in any order: the first page may begin in a block that comes later.
   const auto first =
       std::max(align_down(reinterpret_cast<std::uintptr_t>(begin), huge_page_bytes),
                align_up(reinterpret_cast<std::uintptr_t>(all.data()), huge_page_bytes));
@@ -258,9 +259,9 @@ bool Worker::take_slot(Flight& flight) {
   return true;
 }
 
-// Copies by the CPU go through its cache, and so does what the drive takes from there or puts there
-// soon: more slots under way than the cache holds would only go round by the memory. A GPU copies
-// from memory to memory.
+// The CPU copies through its cache, and the drive finds the bytes there if it comes soon. More
+// slots than the cache holds would only take the way through memory. A GPU copies from memory to
+// memory.
 bool Worker::slot_is_free_for(const Flight& flight) const noexcept {
   if (free_slots_.empty()) return false;
   if (flight.claim.run->gpu >= 0 || slot_bytes_under_way_ == 0) return true;
@@ -272,7 +273,7 @@ bool Worker::counts_for_cache(const Flight& flight) noexcept {
   return flight.slot >= 0 && flight.claim.run->gpu < 0 && flight.stage != Stage::landed;
 }
 
-// What starves with slots at hand is memory of the CPU.
+// If flights starve although slots are free, their memory is the CPU's.
 bool Worker::has_slots_for(const Run& run) const noexcept {
   return starved_.empty() || (run.gpu >= 0 && !free_slots_.empty());
 }
@@ -313,7 +314,7 @@ void Worker::submit_ready() {
   if (refused == 0 || begin > 0) refusals_ = 0;
   if (refused == 0) return;
   ledger_.add(&Stats::refused_submissions);
-  // With requests in flight there will be room after the next completion: that is not counted.
+  // With requests in flight the next completion makes room: such a refusal does not count.
   if (in_flight_ == 0) ++refusals_;
   if (judge_refusal(refused, refusals_) == Verdict::retry) return;
   refusals_ = 0;
@@ -427,7 +428,7 @@ void Worker::completed(std::uint32_t index, std::int32_t result) {
   (delay.count() > 0 ? delayed_ : ready_).push_back(index);
 }
 
-// The flight is over, in whichever way: everything it held is free again.
+// Ends the flight and frees everything it holds.
 void Worker::finish(std::uint32_t index) {
   Flight& flight = flights_[index];
   if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
@@ -455,9 +456,9 @@ void Worker::fail(std::uint32_t index, const Error& error) {
   finish(index);
 }
 
-// Copies out what has landed in slots. By now the queue has been refilled, so the drive goes on;
-// but not for as long as it takes to make pages, so after each block that needs some there is
-// another look at the queue.
+// Copies out what has landed in slots. The queue was refilled before, so the drive has work. Making
+// pages takes longer than that work, so after a block that needs pages the worker looks at the
+// queue again.
 void Worker::unload() {
   std::size_t count = 0;
   for (bool made = false; count < landed_.size() && !made; ++count) {
@@ -485,7 +486,7 @@ void Worker::unloaded(std::uint32_t index) {
   finish(index);
 }
 
-// Starts to copy between the flight's slot and the memory of a GPU.
+// Starts a copy between the flight's slot and the memory of a GPU.
 Status Worker::copy_by_gpu(std::uint32_t index) {
   const Flight& flight = flights_[index];
   if (!slots_known_to_cuda_) {
@@ -517,24 +518,24 @@ void Worker::collect_copies() {
 void Worker::copy_out(const Flight& flight) const {
   const Block& block = flight.claim.block;
   const std::byte* from = flight.memory + (block.wanted_offset - block.offset);
-  flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
-                                          [&](std::byte* memory, std::size_t bytes) {
-                                            copy({memory, bytes}, {from, bytes}, Destination::cold);
-                                            from += bytes;
-                                          });
+  flight.claim.run->plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
+                                         [&](std::byte* memory, std::size_t bytes) {
+                                           copy({memory, bytes}, {from, bytes}, Destination::cold);
+                                           from += bytes;
+                                         });
 }
 
 void Worker::copy_in(const Flight& flight) {
   const Block& block = flight.claim.block;
   std::byte* to = flight.memory;
-  flight.claim.run->plan.for_each_stretch(block.wanted_offset, block.wanted_bytes,
-                                          [&](const std::byte* memory, std::size_t bytes) {
-                                            copy_to_slot_({to, bytes}, {memory, bytes});
-                                            to += bytes;
-                                          });
+  flight.claim.run->plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
+                                         [&](const std::byte* memory, std::size_t bytes) {
+                                           copy_to_slot_({to, bytes}, {memory, bytes});
+                                           to += bytes;
+                                         });
 }
 
-// Ends the flights of operations that are to stop: at once if the kernel does not have them yet.
+// Ends the flights of operations that stop: at once if the kernel does not have them yet.
 void Worker::obey_cancellations() {
   const std::uint64_t cancellations = crew_.cancellations();
   if (cancellations == std::exchange(cancellations_seen_, cancellations)) return;
@@ -546,7 +547,7 @@ void Worker::obey_cancellations() {
       if (!std::exchange(flight.cancelled, true)) engine_->cancel(index);
       continue;
     }
-    // What a GPU copies is the GPU's until it is done.
+    // A copy under way belongs to the GPU until it ends.
     if (flight.stage == Stage::loading || flight.stage == Stage::unloading) continue;
     for (auto* list : {&ready_, &starved_, &delayed_, &landed_}) std::erase(*list, index);
     finish(index);

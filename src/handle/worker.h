@@ -1,6 +1,6 @@
-// One thread and the engine it owns. It claims blocks from its crew, keeps the engine's queue
-// filled, has every completion judged, and copies through its own slots what cannot go in place.
-// It sleeps in exactly one place: the engine's reap().
+// One thread and the engine it owns. It claims blocks from its crew, keeps the engine's queue full,
+// has every completion judged, and copies through its own slots what cannot go in place. It sleeps
+// in one place only: the engine's reap().
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ class Worker {
   [[nodiscard]] Status start();
   // Waits for the thread's end; the crew must be closing.
   void join();
-  // Leaves the thread to itself.
+  // Lets the thread end by itself.
   void detach();
   [[nodiscard]] bool is_this_thread() const noexcept { return id_ == std::this_thread::get_id(); }
   void wake() noexcept { engine_->wake(); }
@@ -39,15 +39,15 @@ class Worker {
 
   bool asleep = false;  // guarded by the crew's lock
 
-  // For the crew, in the worker's own thread: whether blocks wait for slots, and whether more of
-  // this run would not.
+  // For the crew, on the worker's own thread: whether blocks wait for slots, and whether a block of
+  // this run would get one.
   [[nodiscard]] bool starving() const noexcept { return !starved_.empty(); }
   [[nodiscard]] bool has_slots_for(const Run& run) const noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // loading and unloading: between its slot and the memory of a GPU.
+  // loading and unloading: a GPU copies between the slot and its memory.
   enum class Stage : std::uint8_t {
     unused,
     starved,
@@ -59,18 +59,18 @@ class Worker {
     unloading
   };
 
-  // A request from claim to end. Its index in flights_ is its tag.
+  // A block from claim to end. Its index in flights_ is the tag of its requests.
   struct Flight {
     Stage stage = Stage::unused;
-    bool cancelled = false;  // the engine has been asked to
+    bool cancelled = false;  // the engine has been asked to cancel it
     Claim claim;
     Attempt attempt;
-    std::byte* memory = nullptr;  // of the request: in place or a slot
+    std::byte* memory = nullptr;  // that requests use: the user's or a slot
     int slot = -1;
     int fd = -1;
     int file_index = -1;
     int buffer_index = -1;
-    Clock::time_point due;      // when delayed
+    Clock::time_point due;      // of the next attempt, when delayed
     Clock::time_point started;  // for the trace
   };
 
@@ -100,10 +100,10 @@ class Worker {
   [[nodiscard]] engines::Engine::Nanoseconds reap_limit() const;
   [[nodiscard]] bool take_slot(Flight& flight);
   [[nodiscard]] bool slot_is_free_for(const Flight& flight) const noexcept;
-  // Whether the flight's slot is filled or to be filled, and counts for the CPU's cache.
+  // Whether the flight has a slot whose bytes should stay in the CPU's cache.
   [[nodiscard]] static bool counts_for_cache(const Flight& flight) noexcept;
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
-  // How many flights may still be taken up. Those that have landed no longer count.
+  // How many more flights fit into the queue. Flights that have landed no longer count.
   [[nodiscard]] std::size_t room() const noexcept;
   [[nodiscard]] bool work_at_hand() const noexcept;
 
@@ -115,10 +115,10 @@ class Worker {
   GpuCopies copies_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;     // indexes of unused flights
-  std::vector<std::uint32_t> ready_;    // to be submitted, oldest first
+  std::vector<std::uint32_t> ready_;    // to submit, oldest first
   std::vector<std::uint32_t> starved_;  // waiting for a slot
   std::vector<std::uint32_t> delayed_;  // waiting before another attempt
-  std::vector<std::uint32_t> landed_;   // read into a slot, to be copied out
+  std::vector<std::uint32_t> landed_;   // read into a slot, to copy out
   std::vector<engines::Request> requests_;
   std::vector<engines::Completion> completions_;
   std::vector<Claim> claims_;
@@ -137,7 +137,7 @@ class Worker {
   std::size_t slot_bytes_under_way_ = 0;  // of flights that count for the cache
 
   std::thread thread_;
-  std::thread::id id_;  // also of one that is left to itself
+  std::thread::id id_;  // stays known after detach()
   std::atomic<double> cpu_seconds_at_end_{0};
 };
 

@@ -1,5 +1,5 @@
-// What the contract suite of the engines (src/engines/contract_test.cc) stands on: a file of known
-// bytes, requests on it, and an engine to try.
+// The basis of the contract suite of the engines (src/engines/contract_test.cc): a file of known
+// bytes, requests on it, and an engine.
 #pragma once
 
 #include <fcntl.h>
