@@ -246,7 +246,7 @@ TEST(ForkedLedger, can_be_read_whatever_other_threads_note) {
   for (int round = 0; round < 100 && complaint.empty(); ++round) {
     const auto child = support::run_in_child(
         [&]() -> std::string {
-          const auto reasons = ledger.fallback_reasons();
+          const auto reasons = ledger.stats().fallback_reasons;
           return reasons.size() == 20 && reasons.back() == "reason 19" ? "" : "others";
         },
         child_limit);

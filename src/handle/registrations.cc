@@ -41,7 +41,7 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
   if (refused != 0) {
     unregister(entry);
     ledger_.note_fallback(
-        "the kernel did not register page-locked memory with the ring (" + errno_name(refused) +
+        "page-locked memory is not registered with the ring (" + errno_name(refused) +
         "); transfers work without it; for ENOMEM raise the memlock limit (ulimit -l)");
   }
   if (region->bytes() >= huge_page_bytes && !region->huge_page_reason().empty()) {

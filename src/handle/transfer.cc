@@ -262,7 +262,7 @@ void Transfer::release() noexcept {
   std::unique_lock lock(mutex_);
   if (--holds_ > 0) return;
   finished_ = Clock::now();
-  if (given_up_) ledger_->note_lost(*error_);
+  if (error_ && given_up_) ledger_->note_lost(*error_);
   ledger_->operation_ended({.verb = verb_,
                             .id = id_,
                             .path = path_,

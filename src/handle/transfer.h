@@ -204,7 +204,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
   std::optional<Error> error_;
-  bool given_up_ = false;                  // error_ says so
+  bool given_up_ = false;                  // error_, if any, says so
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;
