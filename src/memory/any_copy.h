@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/result.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "tensorferry/options.h"
 
 namespace tensorferry::memory {

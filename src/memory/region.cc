@@ -137,13 +137,13 @@ bool Region::register_with_cuda() {
   if (os::cuda() == nullptr) return false;
   const std::lock_guard lock(cuda_mutex_);
   if (cuda_.load(std::memory_order_relaxed) != Cuda::unknown) return true;
-  const Result<std::optional<int>> known = os::register_with_cuda(data_, mapped_bytes_);
+  const CudaResult<std::optional<int>> known = os::register_with_cuda(data_, mapped_bytes_);
   if (known.ok()) {
     const std::optional<int>& device = known.value();
     if (!device) return false;
     cuda_device_ = *device;
   } else {
-    cuda_reason_ = known.error().what();
+    cuda_reason_ = explain(known.error()).what();
   }
   cuda_.store(known.ok() ? Cuda::known : Cuda::refused, std::memory_order_release);
   return true;

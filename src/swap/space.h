@@ -14,7 +14,7 @@
 
 #include "handle/conductor.h"
 #include "handle/transfer.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "swap/arena.h"
 #include "swap/mapping.h"
 #include "swap/store.h"
