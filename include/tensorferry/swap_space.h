@@ -99,8 +99,9 @@ struct SwapPart {
 // After fork() it belongs to the parent. In a child its use is an Error (ECHILD), directories() and
 // notes() aside, and its end, and that of its buffers and views, does nothing and is safe.
 //
-// A tensor that is put again goes to another place, and the old one is free when the new one is
-// on the drive: readers see the old bytes or the new ones, and a put that fails changes nothing.
+// A tensor that is put again gets new room on the drives; the old room is free when the new bytes
+// are on the drive. Readers see the old bytes or the new ones, and a put that fails changes
+// nothing.
 class TENSORFERRY_EXPORT SwapSpace {
  public:
   using Clock = Operation::Clock;

@@ -34,7 +34,7 @@ Arenas& arenas() {
     pthread_atfork([] { arenas().mutex.lock(); }, [] { arenas().mutex.unlock(); },
                    [] { arenas().mutex.unlock(); });
 
-Memory page_locked(std::size_t bytes) {
+OwnedMemory page_locked(std::size_t bytes) {
   auto buffer = std::make_shared<const PinnedBuffer>(bytes);
   return {buffer->bytes(), buffer};
 }
@@ -63,7 +63,7 @@ class Mapped {
   std::optional<os::KeptFromChildren> kept_;
 };
 
-Memory ordinary(std::size_t bytes) {
+OwnedMemory ordinary(std::size_t bytes) {
   if (bytes == 0) return {};
   std::byte* const data = os::System::real().map(bytes);
   if (data == nullptr) throw no_memory(bytes);
@@ -82,7 +82,7 @@ std::span<std::byte> Lease::pages() const noexcept {
   return arena_->memory_.bytes.subspan(extent_.offset, extent_.bytes);
 }
 
-Arena::Arena(Memory memory) : memory_(std::move(memory)), generation_(os::fork_generation()) {
+Arena::Arena(OwnedMemory memory) : memory_(std::move(memory)), generation_(os::fork_generation()) {
   free_.grow(size());
 }
 

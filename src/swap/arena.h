@@ -16,8 +16,8 @@ namespace tensorferry::swap {
 
 class Arena;
 
-// Memory and whoever gives it back.
-struct Memory {
+// Memory and the object that frees it.
+struct OwnedMemory {
   std::span<std::byte> bytes;
   std::shared_ptr<const void> owner;
 };
@@ -66,16 +66,16 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   friend class Lease;
-  explicit Arena(Memory memory);
+  explicit Arena(OwnedMemory memory);
   void give_back(Extent extent);
   [[nodiscard]] std::shared_ptr<Lease> find(std::span<const std::byte> memory);
 
-  const Memory memory_;
+  const OwnedMemory memory_;
   const std::uint64_t generation_;  // of forks
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t changes_ = 0;
-  Extents free_;
+  FreeExtents free_;
   std::map<std::uint64_t, std::weak_ptr<Lease>> leases_;  // by offset
 };
 

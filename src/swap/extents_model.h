@@ -29,7 +29,7 @@ template <class Choose>
 [[nodiscard]] std::string check_extents(Choose choose, unsigned steps) {
   constexpr std::uint64_t growth_max = 32;
   const std::uint64_t unit = choose(0, 3) != 0 ? 1 : bytes_max / (growth_max * std::max(steps, 1U));
-  Extents extents;
+  FreeExtents extents;
   std::vector<bool> taken;   // by unit
   std::vector<Extent> held;  // in units
   const auto claim = [&](Extent bytes) -> std::string {

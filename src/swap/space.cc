@@ -95,7 +95,7 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   auto version = std::make_shared<Version>();
   version->bytes = memory.size();
   version->work = memory::work_before(memory, stream).or_throw();
-  version->place = store_->take(memory.size()).or_throw();
+  version->allocation = store_->take(memory.size()).or_throw();
   version->memory = memory;
   version->lease = Arena::holder(memory);
   const std::string name(key);
@@ -113,9 +113,9 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
           : whole_pages({const_cast<std::byte*>(memory.data()), memory.size()},
                         version->lease.get());
   std::vector<WriteTransfer> transfers;
-  for (const Place::Stretch& stretch : version->place->stretches(0, source.size())) {
+  for (const Allocation::FileRange& range : version->allocation->ranges(0, source.size())) {
     transfers.push_back(
-        {source.subspan(stretch.offset, stretch.bytes), stretch.file, stretch.file_offset, stream});
+        {source.subspan(range.offset, range.bytes), range.file, range.file_offset, stream});
   }
   try {
     Operation operation =
@@ -180,9 +180,9 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
     target = whole_pages(memory, lease.get());
   }
   std::vector<ReadTransfer> transfers;
-  for (const Place::Stretch& stretch : version->place->stretches(offset, target.size())) {
-    transfers.push_back({target.subspan(stretch.offset - offset, stretch.bytes), stretch.file,
-                         stretch.file_offset, stream});
+  for (const Allocation::FileRange& range : version->allocation->ranges(offset, target.size())) {
+    transfers.push_back({target.subspan(range.offset - offset, range.bytes), range.file,
+                         range.file_offset, stream});
   }
   if (transfers.empty()) return nothing_to_do();
   Operation operation = handle_.read_many(transfers);
@@ -398,16 +398,16 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
           "parts of a view must be multiples of " + std::to_string(page_bytes()) + " bytes");
     }
   }
-  std::vector<Mapping::Part> mapped;
-  mapped.reserve(parts.size());
+  std::vector<Mapping::Slice> slices;
+  slices.reserve(parts.size());
   for (const SwapPart& part : parts) {
     const std::shared_ptr<Version> version = settled(part.key, "view");
     if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
       throw out_of_range("view", part.key, version->bytes, part.bytes, part.offset);
     }
-    mapped.push_back({version->place, part.offset, part.bytes});
+    slices.push_back({version->allocation, part.offset, part.bytes});
   }
-  return Mapping::make(os::System::real(), std::move(mapped)).or_throw();
+  return Mapping::make(os::System::real(), std::move(slices)).or_throw();
 }
 
 std::optional<std::uint64_t> Space::size(std::string_view key) const {

@@ -58,9 +58,10 @@ class Space : public std::enable_shared_from_this<Space> {
   [[nodiscard]] const Handle& handle() const noexcept { return handle_; }
 
  private:
-  // What a tensor was from one put to the next. Readers hold it as long as they read its place.
+  // The content of a tensor from one put to the next. Readers hold it while they read its
+  // allocation.
   struct Version {
-    std::shared_ptr<Place> place;
+    std::shared_ptr<Allocation> allocation;
     std::uint64_t bytes = 0;
     // While its write is under way: where the bytes are, and who keeps them there if it is ours.
     std::span<const std::byte> memory;
