@@ -25,7 +25,7 @@ inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   if (!tensor.defined()) throw refuse("the tensor is undefined");
   if (tensor.layout() != at::kStrided) throw refuse("the tensor is sparse; use to_dense()");
   if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
-    throw refuse("the tensor is on a device out of reach; use cpu()");
+    throw refuse("the tensor is on a device that is not supported; use cpu()");
   }
   if (!tensor.is_contiguous()) throw refuse("the tensor is not contiguous; use contiguous()");
   if (tensor.is_conj() || tensor.is_neg()) {

@@ -314,10 +314,10 @@ Device device_of(const std::string& path) {
   struct statx facts{};
   const int code = os::System::real().stat_path(path.c_str(), STATX_TYPE, &facts);
   if (code < 0) {
-    throw Error({.operation = "look at",
+    throw Error({.operation = "find device",
                  .path = path,
                  .code = -code,
-                 .hint = "a path on the drive is wanted"});
+                 .hint = "give a path on the drive"});
   }
   if (S_ISBLK(facts.stx_mode)) return files::device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
   return files::device_of(facts.stx_dev_major, facts.stx_dev_minor);

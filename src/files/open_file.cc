@@ -35,28 +35,28 @@ std::string hint_for(int code, bool writing) {
                      : "no such file; check the path";
     case EACCES:
       return writing ? "no permission to write here; check owner and mode"
-                     : "no permission to read it; check owner and mode";
+                     : "no permission to read the file; check owner and mode";
     case EPERM:
-      return "not permitted; it may be immutable or for appending only (see lsattr)";
+      return "not permitted; the file may be immutable or append-only (see lsattr)";
     case ENXIO:
       return "a FIFO, a socket or a device without a driver; give a regular file or a block device";
     case EWOULDBLOCK:
-      return "another program holds a lease on it and does not give it up; try again later";
+      return "another program holds a lease on the file and does not release it; try again later";
     case EISDIR:
-      return "it is a directory; give the path of a file in it";
+      return "this is a directory; give the path of a file in it";
     case EROFS:
-      return "the file system is mounted read-only";
+      return "the file system is mounted read-only; remount it or give another path";
     case EMFILE:
     case ENFILE:
       return "out of file descriptors; raise ulimit -n or close files";
     case ELOOP:
-      return "too many symbolic links";
+      return "too many symbolic links in the path";
     case ENAMETOOLONG:
       return "the path or one of its parts is too long";
     case ENOTDIR:
       return "a part of the path is not a directory";
     case ETXTBSY:
-      return "it is a program that is running";
+      return "the file is a program that is running";
     default:
       return {};
   }
@@ -71,12 +71,12 @@ bool refused_for_good(int code) noexcept {
 bool forbidden(int code) noexcept { return code == EACCES || code == EPERM; }
 
 std::string why_not_twice(int code) {
-  return forbidden(code) ? "its mode does not let it be opened a second time"
-                         : "without /proc it cannot be opened a second time";
+  return forbidden(code) ? "the mode of the file forbids opening it a second time"
+                         : "without /proc the file cannot be opened a second time";
 }
 
 std::string why_demoted(int code) {
-  return why_not_twice(code) + ", so parts of blocks and O_DIRECT exclude each other";
+  return why_not_twice(code) + ", so writes of partial blocks end its use of O_DIRECT";
 }
 
 // Files refer to them to the end. Made when the library is loaded: a forked child might wait for
@@ -164,9 +164,12 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   };
   if (flags < 0) return refuse(-flags, "the descriptor is not open");
   if ((flags & O_APPEND) != 0) {
-    return refuse(EINVAL, "it was opened with O_APPEND, which ignores offsets; open it without");
+    return refuse(EINVAL,
+                  "the descriptor has O_APPEND, which ignores offsets; open the file without it");
   }
-  if ((flags & O_PATH) != 0) return refuse(EBADF, "it was opened with O_PATH");
+  if ((flags & O_PATH) != 0)
+    return refuse(EBADF,
+                  "the descriptor has O_PATH and cannot move bytes; open the file without it");
 
   const int fd = system.duplicate(descriptor);
   if (fd < 0) return file->failure("duplicate descriptor", -fd);
@@ -177,8 +180,8 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
     const Result<int> waits = file->reopen(flags & O_DIRECT);
     if (!waits.ok()) {
       return refuse(waits.error().code(),
-                    "it was opened with O_NONBLOCK, and the file cannot be "
-                    "opened a second time without; open it without");
+                    "the descriptor has O_NONBLOCK, and the file cannot be opened a second time; "
+                    "open it without O_NONBLOCK");
     }
     file->set(direct, waits.value());
     file->own_flags_ = direct;
@@ -194,7 +197,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
         if (Status learned = file->learn_alignment(facts); !learned.ok()) return learned.error();
       } else {
         system.close(reopened.value());
-        file->direct_reason_ = "the alignment of O_DIRECT could not be found out";
+        file->direct_reason_ = "the system does not tell the alignment that O_DIRECT needs";
       }
     } else {
       file->direct_reason_ = "the file could not be opened a second time with O_DIRECT (" +
@@ -240,14 +243,14 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
     struct statfs holder{};
     if (system_.statfs(direct_fd_, &holder) == 0 &&
         (holder.f_type == TMPFS_MAGIC || holder.f_type == RAMFS_MAGIC)) {
-      direct_reason_ = "the file system lives in memory";
+      direct_reason_ = "the file system is in memory";
     }
     memory_alignment = offset_alignment =
         device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes();
   } else if (offset_alignment == 0) {
     direct_reason_ = "the file system does not support O_DIRECT on this file";
   } else if (offset_alignment > offset_alignment_max) {
-    direct_reason_ = "O_DIRECT wants blocks of " + std::to_string(offset_alignment) + " bytes here";
+    direct_reason_ = "O_DIRECT needs blocks of " + std::to_string(offset_alignment) + " bytes here";
   }
   if (!direct_reason_.empty()) {
     if (buffered_fd_ < 0 && own_flags_) {
@@ -293,7 +296,7 @@ Result<int> OpenFile::reopen_by_path(int flags) {
   return Error({.operation = "open a second time",
                 .path = path_,
                 .code = ENOENT,
-                .hint = "/proc is not mounted, and the file is not at this path; mount /proc"});
+                .hint = "/proc is not mounted, and the file has left this path; mount /proc"});
 }
 
 // Several threads may open it at once: the first one's counts.
@@ -322,7 +325,7 @@ Result<int> OpenFile::demote(const Error& refusal) {
                   .path = path_,
                   .code = code,
                   .hint = why_not_twice(code) +
-                          ", and parts of blocks need a descriptor without O_DIRECT: lend one"});
+                          ", and partial blocks need a descriptor without O_DIRECT; give one"});
   }
   if (system_.set_flags(direct_fd_, 0) < 0) return refusal;
   demotion_reason_.store(forbidden(code) ? &demoted_by_mode : &demoted_without_proc,

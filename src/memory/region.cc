@@ -111,7 +111,7 @@ void Region::populate() {
     huge_page_reason_ = "smaller than a huge page";
   } else if (const int advised = system_.advise(data_, mapped_bytes_, MADV_HUGEPAGE); advised < 0) {
     huge_page_reason_ = "madvise(MADV_HUGEPAGE): " + errno_name(-advised) +
-                        "; the kernel has no transparent huge pages";
+                        "; the kernel does not support transparent huge pages";
   } else if (os::read_text("/sys/kernel/mm/transparent_hugepage/enabled").find("[never]") !=
              std::string::npos) {
     huge_page_reason_ =

@@ -20,10 +20,11 @@ Mapping::~Mapping() { system_.unmap(memory_, mapped_bytes_); }
 
 Result<std::shared_ptr<Mapping>> Mapping::make(os::System& system, std::vector<Slice> slices) {
   const auto no_addresses = [](std::uint64_t bytes) {
-    return Error({.operation = "map tensors",
-                  .length = bytes,
-                  .code = ENOMEM,
-                  .hint = "no addresses left; raise ulimit -v or vm.max_map_count"});
+    return Error(
+        {.operation = "map tensors",
+         .length = bytes,
+         .code = ENOMEM,
+         .hint = "the process has no addresses left; raise ulimit -v or vm.max_map_count"});
   };
   // Files are mapped over whatever is at their addresses, so that these must be ours.
   std::uint64_t bytes = 0;
@@ -59,7 +60,7 @@ Status Mapping::map(const Slice& slice, std::uint64_t at) {
                     .offset = range.file_offset,
                     .length = range.bytes,
                     .code = -mapped,
-                    .hint = "raise vm.max_map_count if there are very many"});
+                    .hint = "if the process has very many mappings, raise vm.max_map_count"});
     }
   }
   return Nothing{};

@@ -102,13 +102,14 @@ Status RunDirectory::open_given() {
     const int code = -std::exchange(given_fd_, -1);
     return failure("open swap directory", code,
                    code == ENOENT    ? "no such directory; make it, or mount the drive"
-                   : code == ENOTDIR ? "not a directory"
+                   : code == ENOTDIR ? "not a directory; give one"
                                      : "check owner and mode");
   }
   struct statfs holder{};
   if (system_.statfs(given_fd_, &holder) == 0 &&
       (holder.f_type == TMPFS_MAGIC || holder.f_type == RAMFS_MAGIC)) {
-    notes_.push_back(given_ + " is on a file system in memory: what is swapped there stays in it");
+    notes_.push_back(
+        given_ + " is on a file system in memory: tensors that are swapped there stay in memory");
   }
   return Nothing{};
 }
@@ -120,17 +121,19 @@ Status RunDirectory::open_shared() {
   path_ = given_ + "/" + name;
   if (const int made = system_.make_directory_at(given_fd_, name.c_str(), 0700);
       made < 0 && made != -EEXIST) {
-    return failure("make swap directory", -made,
-                   made == -ENOSPC  ? "the drive is full"
-                   : made == -EROFS ? "the file system is mounted read-only"
-                                    : "no permission to write there; check owner and mode");
+    return failure(
+        "make swap directory", -made,
+        made == -ENOSPC ? "the drive is full; free space on it"
+        : made == -EROFS
+            ? "the file system is mounted read-only; remount it or give another directory"
+            : "no permission to write there; check owner and mode");
   }
   shared_fd_ = system_.open_at(given_fd_, name.c_str(), directory_flags, 0);
   if (shared_fd_ < 0) {
     const int code = -std::exchange(shared_fd_, -1);
     return failure("open swap directory", code,
                    code == ELOOP || code == ENOTDIR
-                       ? "a link or a file is where our directory should be; remove it"
+                       ? "a link or a file has the name of our directory; remove it"
                        : "check owner and mode");
   }
   struct statx facts{};
@@ -138,11 +141,13 @@ Status RunDirectory::open_shared() {
     return failure("statx", -got, {});
   }
   if (facts.stx_uid != user) {
-    return failure("open swap directory", EPERM,
-                   "it belongs to user " + std::to_string(facts.stx_uid) + "; remove it");
+    return failure(
+        "open swap directory", EPERM,
+        "the directory belongs to user " + std::to_string(facts.stx_uid) + "; remove it");
   }
   if ((facts.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return failure("open swap directory", EPERM, "others may write to it; chmod 700 or remove it");
+    return failure("open swap directory", EPERM,
+                   "other users may write to the directory; chmod it to 700 or remove it");
   }
   return Nothing{};
 }
@@ -154,12 +159,11 @@ Status RunDirectory::lock_shared() {
     if (locked >= 0) return Nothing{};
     if (locked != -EWOULDBLOCK && locked != -EINTR) {
       return failure("lock swap directory", -locked,
-                     "the file system has no locks; give a directory on ext4 or xfs");
+                     "the file system does not support locks; give a directory on ext4 or xfs");
     }
     if (std::chrono::steady_clock::now() > deadline) {
-      return failure(
-          "lock swap directory", ETIMEDOUT,
-          "another process has kept it locked for too long; is one stopped there? See fuser");
+      return failure("lock swap directory", ETIMEDOUT,
+                     "another process holds the lock for too long; find it with fuser and end it");
     }
     std::this_thread::sleep_for(lock_pause);
   }
@@ -189,12 +193,12 @@ void RunDirectory::sweep(const std::string& run) {
     system_.close(directory);
   }
   if (dead > 0) {
-    notes_.push_back("removed what " + std::to_string(dead) + " ended runs had left in " + path_ +
+    notes_.push_back("removed the files of " + std::to_string(dead) + " ended runs in " + path_ +
                      ": " + std::to_string(freed_bytes) + " bytes");
   }
   if (!others.empty()) {
-    notes_.push_back("another live run swaps in " + path_ + " too (" + others +
-                     "): they share the drive");
+    notes_.push_back("another live run uses " + path_ + " too (" + others +
+                     "): both share the drive");
   }
 }
 
@@ -228,7 +232,7 @@ Status RunDirectory::make_own(const std::string& run, unsigned rank) {
   }
   if (const int locked = system_.lock_file(owner_fd_); locked < 0) {
     return failure("lock owner file", -locked,
-                   "the file system has no locks; give a directory on ext4 or xfs");
+                   "the file system does not support locks; give a directory on ext4 or xfs");
   }
   // For people, and for the note to others; the lock is what counts.
   const std::string line = "process " + pid + " run " + (run.empty() ? pid : as_name(run)) + "\n";

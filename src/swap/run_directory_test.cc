@@ -117,7 +117,7 @@ TEST_F(RunDirectoryTest, what_a_killed_run_left_is_removed_at_the_next_start) {
   ASSERT_TRUE(next.ok());
   EXPECT_EQ(runs(), 1U);
   ASSERT_EQ(next.value()->notes().size(), 1U);
-  EXPECT_NE(next.value()->notes()[0].find("removed what 1 ended"), std::string::npos);
+  EXPECT_NE(next.value()->notes()[0].find("removed the files of 1 ended"), std::string::npos);
 }
 
 TEST_F(RunDirectoryTest, foreign_files_in_a_dead_runs_directory_stay) {

@@ -20,8 +20,8 @@ Error wrong(const char* operation, std::string_view key, int code, const std::st
 Error out_of_range(const char* operation, std::string_view key, std::uint64_t held,
                    std::uint64_t bytes, std::uint64_t offset) {
   return wrong(operation, key, EINVAL,
-               "it holds " + std::to_string(held) + " bytes; " + std::to_string(bytes) + " from " +
-                   std::to_string(offset) + " were asked for");
+               std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                   " are outside of its " + std::to_string(held) + " bytes");
 }
 
 os::System& system_of(const Seams& seams) {
@@ -74,16 +74,17 @@ void Space::reserve(std::uint64_t bytes) {
 
 void Space::check_generation() const {
   if (generation_ == os::fork_generation()) return;
-  throw Error({.operation = "use swap space",
-               .path = store_->paths().front(),
-               .code = ECHILD,
-               .hint = "it belongs to the parent of this process; open another one"});
+  throw Error(
+      {.operation = "use swap space",
+       .path = store_->paths().front(),
+       .code = ECHILD,
+       .hint = "the swap space belongs to the parent of this process; open another one here"});
 }
 
 Space::Entry& Space::find(std::string_view key, const char* operation) {
   const auto found = entries_.find(key);
   if (found == entries_.end()) {
-    throw wrong(operation, key, ENOENT, "there is none of that name; put() it first");
+    throw wrong(operation, key, ENOENT, "no tensor of that name; put() it first");
   }
   return found->second;
 }
@@ -303,7 +304,7 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
                  .length = bytes,
                  .code = EINVAL,
                  .hint = "the buffers hold " + std::to_string(arena_->size()) +
-                         " bytes in all; raise buffer_bytes or ask for less at once"});
+                         " bytes in total; raise buffer_bytes or ask for less at once"});
   }
   bool waited = false;
   for (;;) {
@@ -382,7 +383,8 @@ std::shared_ptr<Space::Version> Space::settled(std::string_view key, const char*
     if (!version->pending) return version;
     settled_.wait(lock);
     if (version->failed) {
-      throw wrong(operation, key, EIO, "its last write has failed; what was before is there");
+      throw wrong(operation, key, EIO,
+                  "its last write has failed; the tensor still has its older bytes");
     }
   }
 }
@@ -393,9 +395,9 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
     const SwapPart& part = parts[i];
     if (part.offset % page_bytes() != 0 ||
         (part.bytes % page_bytes() != 0 && i + 1 < parts.size())) {
-      throw wrong(
-          "view", part.key, EINVAL,
-          "parts of a view must be multiples of " + std::to_string(page_bytes()) + " bytes");
+      throw wrong("view", part.key, EINVAL,
+                  "offset and size of a part must be multiples of " + std::to_string(page_bytes()) +
+                      " bytes");
     }
   }
   std::vector<Mapping::Slice> slices;

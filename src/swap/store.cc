@@ -156,9 +156,9 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
                 .code = full ? ENOSPC : growth_error_,
                 .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +
                         std::to_string(free_bytes) +
-                        (full ? "; what is swapped out already can still be read; free space or "
+                        (full ? "; tensors that are swapped out can still be read; free space or "
                                 "add a directory on another drive"
-                              : "; the file could not be made longer: look at the drive")});
+                              : "; the file could not grow; check the drive")});
 }
 
 Error Store::beyond_any_file(std::uint64_t bytes) {
