@@ -45,8 +45,8 @@ enum class Durability : std::uint8_t { none, data, full };
 enum class OpenReads : std::uint8_t { cancel, finish };
 
 // A setting that is 0 or `automatic` comes from the profile that `tensorferry tune` saved for the
-// drive, else from sysfs. Limits: blocks of 1 GiB, a depth of 4096, 256 workers. New fields come
-// last.
+// drive, else from sysfs. A block is at most 1 GiB, the depth at most 4096, and there are at most
+// 256 workers. New fields come last.
 struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: the size that suits the file's device

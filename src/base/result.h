@@ -1,4 +1,4 @@
-// Result<T>: a value or an Error. Errors are values inside the library; the public door turns them
+// Result<T>: a value or an Error. Errors are values inside the library; the public API turns them
 // into exceptions with or_throw().
 #pragma once
 
@@ -12,7 +12,7 @@ namespace tensorferry {
 
 struct Nothing {};
 
-// Failure is something else only where nobody knows yet what the failure means (CudaFailure).
+// Failure is another type only if its meaning is not known yet (CudaFailure).
 template <class T, class Failure = Error>
 class [[nodiscard]] Result {
  public:
@@ -22,10 +22,10 @@ class [[nodiscard]] Result {
 
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
 
-  // Only after ok().
+  // Only if ok().
   [[nodiscard]] T& value() noexcept { return *std::get_if<0>(&state_); }
   [[nodiscard]] const T& value() const noexcept { return *std::get_if<0>(&state_); }
-  // Only after !ok().
+  // Only if !ok().
   [[nodiscard]] const Failure& error() const noexcept { return *std::get_if<1>(&state_); }
 
   T or_throw() &&

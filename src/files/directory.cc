@@ -12,10 +12,10 @@ namespace tensorferry::files {
 
 namespace {
 
-// How often a file may be renamed while it is looked for.
+// How often a file may be renamed during the search.
 constexpr int rounds_max = 100;
 
-// What the kernel appends to a name that is gone.
+// The kernel appends this to a name that was removed.
 constexpr std::string_view gone_mark = " (deleted)";
 
 // A path without links, cut at its last slash.
@@ -64,9 +64,10 @@ Result<std::shared_ptr<const Directory>> Directory::of(os::System& system, int f
       directory->identity_ = identity_of(facts);
       const int seen = system.stat_at(opened, name.c_str(), STATX_INO, &facts);
       if (seen >= 0 && identity_of(facts) == identity_of(file)) return Found(directory);
-      if (told && seen == -EACCES) return Found(directory);  // it may be read, not searched
+      if (told && seen == -EACCES)
+        return Found(directory);  // we may read the directory, but not search it
     }
-    // It may have been renamed while it was looked for: only what is so twice is so.
+    // The file may have been renamed meanwhile: only a result that comes twice counts.
     if (std::exchange(before, now) != now) continue;
     const bool gone = told && now.ends_with(gone_mark);
     if (gone && (opened >= 0 || opened == -ENOENT)) return Found(directory);

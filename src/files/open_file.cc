@@ -22,10 +22,11 @@ namespace {
 // Smaller writes past the end are not worth two more system calls.
 constexpr std::uint64_t reserve_bytes_min = MiB;
 
-// Larger blocks would not fit into the smallest slot.
+// The smallest slot does not hold larger blocks.
 constexpr std::size_t offset_alignment_max = 64 * KiB;
 
-// How long another program has to give up its lease on a file; the kernel takes it away after 45 s.
+// How long we wait for another program to release its lease on a file; the kernel breaks the lease
+// after 45 s.
 constexpr std::chrono::seconds lease_wait_max{60};
 
 std::string hint_for(int code, bool writing) {
@@ -62,12 +63,12 @@ std::string hint_for(int code, bool writing) {
   }
 }
 
-// Whether a second open fails for as long as things stay as they are.
+// Whether another attempt to open the file would fail too.
 bool refused_for_good(int code) noexcept {
   return code == EACCES || code == EPERM || code == ENOENT;
 }
 
-// Whether it is the mode of the file that forbids it, or the want of /proc.
+// Whether the mode of the file is the cause; else /proc is missing.
 bool forbidden(int code) noexcept { return code == EACCES || code == EPERM; }
 
 std::string why_not_twice(int code) {
@@ -79,8 +80,8 @@ std::string why_demoted(int code) {
   return why_not_twice(code) + ", so writes of partial blocks end its use of O_DIRECT";
 }
 
-// Files refer to them to the end. Made when the library is loaded: a forked child might wait for
-// ever for another thread to make them at first use.
+// Never destroyed: files refer to them. Made when the library is loaded: made at first use, a
+// forked child might wait for ever for another thread that was making them.
 const std::string& demoted_by_mode = *new std::string(why_demoted(EACCES));
 const std::string& demoted_without_proc = *new std::string(why_demoted(ENOENT));
 
@@ -114,7 +115,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "the path holds a NUL character"});
   }
 
-  // To open a device may do something, so the kind is looked at first.
+  // Opening a device may have effects, so look at the kind of the file first.
   struct statx facts{};
   if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
       !S_ISBLK(facts.stx_mode)) {
@@ -134,15 +135,14 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
   if (fd < 0) return file->failure("open", -fd);
   file->own_flags_ = true;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
-  // From here on it waits: io_uring takes O_NONBLOCK as "rather fail than wait".
+  // Removes O_NONBLOCK: with it io_uring fails requests instead of waiting.
   const int waits = system.set_flags(fd, file->direct() ? O_DIRECT : 0);
   if (waits < 0) return file->failure("fcntl", -waits);
   return file;
 }
 
-// Opens what is at the path without waiting: a FIFO may have taken the file's place since its kind
-// was looked at, and would wait for its other end for ever. What is waited for is a lease, which
-// file servers hold.
+// Opens the path with O_NONBLOCK: somebody may have put a FIFO there meanwhile, which would wait
+// for its other end for ever. Waits only for a lease, which file servers hold.
 int OpenFile::open_path(int flags, unsigned permissions) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + lease_wait_max;
@@ -176,7 +176,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   const bool direct = (flags & O_DIRECT) != 0;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
   if ((flags & O_NONBLOCK) != 0 && file->main_fd() == fd) {
-    // io_uring takes it as "rather fail than wait", and the flag is the caller's to clear.
+    // With O_NONBLOCK io_uring fails requests instead of waiting, and only the caller may clear it.
     const Result<int> waits = file->reopen(flags & O_DIRECT);
     if (!waits.ok()) {
       return refuse(waits.error().code(),
@@ -188,7 +188,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
     system.close(fd);
   }
   if (!direct && file->direct_reason_.empty()) {
-    // The caller's descriptor is buffered; large transfers want one that is not.
+    // The caller's descriptor is buffered; large transfers need a direct one.
     if (Result<int> reopened = file->reopen(O_DIRECT); reopened.ok()) {
       struct statx facts{};
       if (system.statx(reopened.value(), STATX_DIOALIGN, &facts) == 0) {
@@ -215,7 +215,7 @@ void OpenFile::set(bool direct, int fd) noexcept {
   }
 }
 
-// Takes over an open descriptor and learns what it is.
+// Takes ownership of an open descriptor and examines it.
 Status OpenFile::adopt(int fd, bool direct) {
   set(direct, fd);
   struct statx facts{};
@@ -235,7 +235,7 @@ Status OpenFile::adopt(int fd, bool direct) {
   return direct ? learn_alignment(facts) : Nothing{};
 }
 
-// Given an open direct descriptor: what it demands, or that it is direct in name only.
+// Learns the alignment that the direct descriptor needs, or that the file is not really direct.
 Status OpenFile::learn_alignment(const struct statx& facts) {
   std::size_t memory_alignment = facts.stx_dio_mem_align;
   std::size_t offset_alignment = facts.stx_dio_offset_align;
@@ -254,7 +254,7 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
   }
   if (!direct_reason_.empty()) {
     if (buffered_fd_ < 0 && own_flags_) {
-      buffered_fd_ = std::exchange(direct_fd_, -1);  // open() takes O_DIRECT off it
+      buffered_fd_ = std::exchange(direct_fd_, -1);  // open() removes O_DIRECT from it
       return Nothing{};
     }
     if (const Result<int> buffered = buffered_fd(); !buffered.ok()) return buffered.error();
@@ -266,7 +266,7 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
   return Nothing{};
 }
 
-// Opens the same file once more, also where it has been renamed or deleted since.
+// Opens the same file once more, even if it has been renamed or deleted.
 Result<int> OpenFile::reopen(int extra_flags) {
   const std::string link = "/proc/self/fd/" + std::to_string(main_fd());
   const int flags = open_flags_ | O_CLOEXEC | extra_flags;
@@ -276,7 +276,7 @@ Result<int> OpenFile::reopen(int extra_flags) {
   return fd;
 }
 
-// Without /proc there is the path, as long as the file is there.
+// Without /proc: by the path, if the file is still there.
 Result<int> OpenFile::reopen_by_path(int flags) {
   struct statx mine{};
   struct statx facts{};
@@ -299,7 +299,7 @@ Result<int> OpenFile::reopen_by_path(int flags) {
                 .hint = "/proc is not mounted, and the file has left this path; mount /proc"});
 }
 
-// Several threads may open it at once: the first one's counts.
+// If several threads open it at once, the first descriptor counts.
 Result<int> OpenFile::buffered_fd() {
   const int known = buffered_fd_.load(std::memory_order_acquire);
   if (known >= 0) return known;
@@ -314,9 +314,8 @@ Result<int> OpenFile::buffered_fd() {
   return first >= 0 ? Result<int>(first) : demote(opened.error());
 }
 
-// Nobody else has this description, unless this process was forked since. Requests under way are
-// served as they began; what comes later goes through the page cache, whole blocks and parts of
-// blocks alike.
+// Nobody else uses this open file, unless this process has forked. Requests in flight end as they
+// began; later ones go through the page cache, whole blocks and partial ones alike.
 Result<int> OpenFile::demote(const Error& refusal) {
   const int code = refusal.code();
   if (!refused_for_good(code)) return refusal;
@@ -375,9 +374,9 @@ void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
   if (!regular_ || !direct() || bytes < reserve_bytes_min) return;
   const std::uint64_t begin = std::max(offset, old_end);
   const std::uint64_t end = offset + bytes;
-  // Where the space is not there, the write shall fail as far on as it can, not here.
+  // If the space is too small, the write itself shall fail, as late as possible.
   if (begin >= end || free_bytes() < end - begin) return;
-  // First the space, then the end: if the first fails, nobody sees a file of zeros.
+  // Allocate first, then move the end: if the first call fails, nobody sees a file of zeros.
   if (system_.fallocate(direct_fd_, FALLOC_FL_KEEP_SIZE, begin, end - begin) < 0) return;
   system_.fallocate(direct_fd_, 0, begin, end - begin);
 }

@@ -33,7 +33,7 @@ std::string profile_directory() {
   return config.empty() ? config : config + "/tensorferry/profiles";
 }
 
-// A serial number as a file's name.
+// A file name for an identity.
 std::string file_name_of(const std::string& identity) {
   constexpr std::size_t length_max = 120;
   std::string name = identity.substr(0, length_max);
@@ -89,7 +89,7 @@ std::string save_profile(const Device& device, const Profile& profile) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) throw failure(path, error.value(), "the directory of the profile cannot be made");
-  constexpr mode_t mode = 0666;  // less the umask: others may be meant to use it
+  constexpr mode_t mode = 0666;  // minus the umask: other users may use it too
   const int kept = os::replace_file(path, text.str(), mode);
   if (kept < 0) throw failure(path, -kept, "check owner, mode and free space of the directory");
   return path;
