@@ -18,7 +18,7 @@ namespace tensorferry::swap {
 
 namespace {
 
-// All of the process. Never destroyed: buffers may outlive main().
+// All arenas of the process. Never destroyed: buffers may outlive main().
 struct Arenas {
   std::mutex mutex;
   std::map<const std::byte*, std::weak_ptr<Arena>> by_address;
@@ -29,7 +29,7 @@ Arenas& arenas() {
   return all;
 }
 
-// A fork must not copy it while another thread changes it.
+// A fork must not copy the list while another thread changes it.
 [[maybe_unused]] const int fork_watch =
     pthread_atfork([] { arenas().mutex.lock(); }, [] { arenas().mutex.unlock(); },
                    [] { arenas().mutex.unlock(); });
@@ -46,7 +46,7 @@ Error no_memory(std::size_t bytes) {
                 .hint = "make buffer_bytes smaller"});
 }
 
-// Mapped memory that children of fork() do not get, as they do not get page-locked memory.
+// Mapped memory that children of fork() do not get, just as page-locked memory.
 class Mapped {
  public:
   explicit Mapped(std::span<std::byte> memory)
@@ -143,7 +143,8 @@ std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto first = reinterpret_cast<std::uintptr_t>(memory_.bytes.data());
   if (begin < first || begin - first >= size()) return nullptr;
-  std::shared_ptr<Lease> lease;  // outlives the lock, should it be the last
+  std::shared_ptr<Lease>
+      lease;  // outlives the lock: if it is the last reference, its end takes the lock
   const std::lock_guard lock(mutex_);
   const auto next = leases_.upper_bound(begin - first);
   if (next == leases_.begin()) return nullptr;

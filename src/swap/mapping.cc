@@ -26,7 +26,7 @@ Result<std::shared_ptr<Mapping>> Mapping::make(os::System& system, std::vector<S
          .code = ENOMEM,
          .hint = "the process has no addresses left; raise ulimit -v or vm.max_map_count"});
   };
-  // Files are mapped over whatever is at their addresses, so that these must be ours.
+  // Files replace whatever is mapped at their addresses, so reserve the addresses first.
   std::uint64_t bytes = 0;
   for (const Slice& slice : slices) {
     if (slice.bytes > bytes_max - bytes) return no_addresses(bytes_max);

@@ -21,11 +21,11 @@ constexpr const char* owner_name = "owner";
 constexpr const char* tensors_name = "tensors";
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
-// Others hold the shared directory for milliseconds, while they start.
+// Other runs lock the shared directory only while they start, for milliseconds.
 constexpr std::chrono::seconds lock_limit{30};
 constexpr std::chrono::milliseconds lock_pause{5};
 
-// A run's name as a part of a file name: what could mislead there is replaced.
+// The name of a run as part of a file name: replaces characters that are special there.
 std::string as_name(std::string_view run) {
   constexpr std::size_t longest = 64;
   std::string name(run.substr(0, longest));
@@ -39,7 +39,7 @@ std::string as_name(std::string_view run) {
 
 std::string own_pid() { return std::to_string(::getpid()); }
 
-// The first words of a small file.
+// The first line of a small file.
 std::string first_line(os::System& system, int fd) {
   std::array<char, 256> text{};
   const ssize_t got =
@@ -85,14 +85,14 @@ Result<std::unique_ptr<RunDirectory>> RunDirectory::make(os::System& system,
   if (const Status locked = directory->lock_shared(); !locked.ok()) return locked.error();
   directory->sweep(run);
   if (const Status made = directory->make_own(run, rank); !made.ok()) return made.error();
-  // Ends the lock. Nobody takes our directory for a dead one: its owner is locked by now.
+  // Releases the lock. Nobody takes our run for a dead one: its owner file is locked by now.
   system.close(std::exchange(directory->shared_fd_, -1));
   directory->shared_fd_ =
       system.open_at(directory->own_fd_, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   return directory;
 }
 
-// What the user names is theirs to choose: links in it are followed.
+// Follows links: the user has chosen this path.
 Status RunDirectory::open_given() {
   if (given_.empty() || given_.find('\0') != std::string::npos) {
     return failure("open swap directory", EINVAL, "name a directory on the drive to swap to");
@@ -114,7 +114,7 @@ Status RunDirectory::open_given() {
   return Nothing{};
 }
 
-// The directory that all runs of this user share. Somebody else may have been there first.
+// The directory that all runs of this user share. Another user may have made it first.
 Status RunDirectory::open_shared() {
   const uid_t user = ::geteuid();
   const std::string name = "tensorferry-swap-" + std::to_string(user);
@@ -169,8 +169,8 @@ Status RunDirectory::lock_shared() {
   }
 }
 
-// While the shared directory is locked nobody is making a new one: what has no locked owner is
-// dead.
+// While the shared directory is locked, nobody makes a directory in it: every one without a locked
+// owner file is dead.
 void RunDirectory::sweep(const std::string& run) {
   std::uint64_t freed_bytes = 0;
   unsigned dead = 0;
@@ -202,7 +202,7 @@ void RunDirectory::sweep(const std::string& run) {
   }
 }
 
-// Only names that we give; should there be others, the directory stays.
+// Removes only names that we give. If the directory holds others, it stays.
 void RunDirectory::remove_run(int directory, const std::string& name) {
   system_.remove_at(directory, tensors_name, 0);
   system_.remove_at(directory, owner_name, 0);
@@ -234,7 +234,7 @@ Status RunDirectory::make_own(const std::string& run, unsigned rank) {
     return failure("lock owner file", -locked,
                    "the file system does not support locks; give a directory on ext4 or xfs");
   }
-  // For people, and for the note to others; the lock is what counts.
+  // For people, and for the notes of other runs. Only the lock counts.
   const std::string line = "process " + pid + " run " + (run.empty() ? pid : as_name(run)) + "\n";
   (void)system_.pwrite(owner_fd_, std::as_bytes(std::span(line)).data(), line.size(), 0);
   return Nothing{};

@@ -28,7 +28,7 @@ os::System& system_of(const Seams& seams) {
   return seams.parts.system != nullptr ? *seams.parts.system : os::System::real();
 }
 
-// A worker for each drive, where nobody says otherwise and there are processors for it.
+// By default a worker for each drive, but at most one for every two processors.
 HandleOptions handle_options(const SwapOptions& options) {
   HandleOptions chosen = options.handle;
   const std::size_t drives = options.directories.size();
@@ -39,8 +39,8 @@ HandleOptions handle_options(const SwapOptions& options) {
   return chosen;
 }
 
-// The same memory up to the end of the page, if all of that is the lease's: then the transfer is
-// made of whole pages. What a read adds at the end nobody has asked for.
+// The same memory up to the end of its last page, if the lease holds all of that: then whole pages
+// move. Nobody uses the bytes that a read adds at the end.
 std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease) {
   if (lease == nullptr) return memory;
   const std::span<std::byte> pages = lease->pages();
@@ -59,10 +59,10 @@ Space::Space(const SwapOptions& options, const Seams& seams)
 
 void Space::close() noexcept {
   if (generation_ != os::fork_generation()) return;
-  handle_.cancel_all();  // the files go, and what is written to them with them
+  handle_.cancel_all();  // writes too: their files are removed
   try {
     handle_.close();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the files go, nobody reads them
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody needs the files
   }
   store_->remove_directories();
 }
@@ -133,13 +133,13 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   }
 }
 
-// Ends the time in which the tensor is read from the memory it was put from. A version that failed
-// has never been; one that is there makes those before it superfluous. A worker does not wait for
-// readers, who are users: the last of them ends the write then.
+// From now on nobody reads the tensor from the memory it was put from. A version that failed is
+// removed; a version that is on the drive replaces the older ones. A worker does not wait for
+// readers, which are threads of the user: the last reader ends the write instead.
 void Space::written(const std::string& key, const std::shared_ptr<Version>& version,
                     handle::Outcome outcome, handle::Transfer* transfer) {
   const bool failed = outcome == handle::Outcome::failed;
-  std::vector<std::shared_ptr<Version>> gone;  // let go of without the lock
+  std::vector<std::shared_ptr<Version>> gone;  // destroyed without the lock
   std::shared_ptr<Lease> lease;
   {
     std::unique_lock lock(mutex_);
@@ -162,7 +162,7 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
     }
     if (version->readers > 0 && transfer != nullptr && transfer->hold()) {
       version->held = transfer->shared_from_this();
-    } else {  // on the thread of put(), if there is anything to wait for
+    } else {  // waits only on the thread of put()
       settled_.wait(lock, [&version] { return version->readers == 0; });
       version->memory = {};
       lease = std::move(version->lease);
@@ -175,7 +175,7 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
                       std::uint64_t offset, CudaStream stream) {
   const std::shared_ptr<Lease> lease = Arena::holder(memory);
   std::span<std::byte> target = memory;
-  // Only behind the end of what the lease's user asked for there is nothing of theirs.
+  // The bytes behind the lease's bytes() belong to nobody, so the read may overwrite them.
   if (lease != nullptr &&
       memory.data() + memory.size() == lease->bytes().data() + lease->bytes().size()) {
     target = whole_pages(memory, lease.get());
@@ -187,7 +187,7 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
   }
   if (transfers.empty()) return nothing_to_do();
   Operation operation = handle_.read_many(transfers);
-  operation.when_done([version, lease] {});  // both stay until then
+  operation.when_done([version, lease] {});  // keeps both until then
   return operation;
 }
 
@@ -199,7 +199,7 @@ void Space::forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Ve
   lock.unlock();
   Status copied = memory::copy_any(memory, from);
   std::shared_ptr<handle::Transfer> ended;
-  std::shared_ptr<Lease> lease;  // let go of without the lock
+  std::shared_ptr<Lease> lease;  // destroyed without the lock
   lock.lock();
   if (--version->readers == 0 && version->held != nullptr) {
     ended = std::move(version->held);
@@ -217,8 +217,8 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
                      CudaStream stream) {
   check_generation();
   std::shared_ptr<Version> version;
-  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
-  bool ready = false;                   // and that before `memory`
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills the source, once it has ended
+  bool ready = false;                   // whether the work on `stream` has ended
   std::unique_lock lock(mutex_);
   for (;;) {
     version = find(key, "swap in").versions.back();
@@ -227,7 +227,7 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
     }
     if (!version->pending || (ready && ended == version->work)) break;
     lock.unlock();
-    // The user's work may wait for the write itself, which waits for nobody yet.
+    // The user's work may wait for this write. The write does not wait for us yet.
     if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
     memory::wait_for(version->work).or_throw();
     ready = true;
@@ -244,7 +244,7 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
   if (prefetched == nullptr) return read(version, memory, offset, stream);
   try {
     prefetched->operation.wait();
-  } catch (const Error&) {  // another read shall tell
+  } catch (const Error&) {  // let another read tell the error
     return read(version, memory, offset, stream);
   }
   if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
@@ -259,14 +259,14 @@ bool Space::prefetch(std::string_view key) {
     const std::lock_guard lock(mutex_);
     const Entry& entry = find(key, "prefetch");
     version = entry.versions.back();
-    if (version->pending) return false;  // it is in memory anyway
+    if (version->pending) return false;  // the bytes are in memory
     if (entry.prefetched != nullptr) return true;
   }
   std::shared_ptr<Lease> lease = arena_->try_take(version->bytes);
   if (lease == nullptr) return false;
   const Operation operation = read(version, lease->bytes(), 0);
-  operation.when_done([arena = arena_] { arena->touch(); });  // it can be given up from now on
-  std::shared_ptr<const Prefetched> other;                    // made by another thread meanwhile
+  operation.when_done([arena = arena_] { arena->touch(); });  // evict() may drop it now
+  std::shared_ptr<const Prefetched> other;                    // from another thread meanwhile
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end() || found->second.versions.back() != version) return false;
@@ -332,7 +332,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
                                                SwapSpace::Clock::time_point deadline) {
   check_generation();
   std::shared_ptr<Lease> lease;
-  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills the source, once it has ended
   for (;;) {
     std::unique_lock lock(mutex_);
     Entry& entry = find(key, "swap in");
@@ -347,7 +347,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
       lease = nullptr;
       lease = take(version->bytes, deadline);
       if (lease == nullptr) return std::nullopt;
-      continue;  // it may have been put again meanwhile
+      continue;  // somebody may have put it again meanwhile
     }
     if (version->pending && ended != version->work) {
       lock.unlock();

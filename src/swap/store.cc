@@ -10,13 +10,13 @@ namespace tensorferry::swap {
 
 namespace {
 
-// Smaller parts than this are not worth a drive of their own.
+// A smaller part of a tensor is not worth another drive.
 constexpr std::uint64_t stripe_bytes_min = MiB;
 
-// Files grow in steps, so that they are made of few extents of the file system.
+// Files grow in large steps, so that they consist of few extents of the file system.
 constexpr std::uint64_t growth_bytes_max = 256 * MiB;
 
-// How often a signal may interrupt the growing of a file.
+// How often a signal may interrupt the growth of a file.
 constexpr int interrupts_max = 100;
 
 }  // namespace
@@ -71,7 +71,7 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
   return Nothing{};
 }
 
-// Takes the room on the drive at once: a full one shall be known now, not at a write.
+// Allocates the space on the drive now, so that a full drive fails here and not at a write.
 int Store::grow(Drive& drive, std::uint64_t bytes) {
   const std::uint64_t total = drive.free.total_bytes();
   const std::uint64_t lacking = bytes - std::min(bytes, drive.free.free_tail_bytes());
@@ -92,7 +92,7 @@ int Store::grow(Drive& drive, std::uint64_t bytes) {
       return 0;
     }
     growth_error_ = -grown;
-    (void)system_.truncate(fd, total);  // of what was taken before it failed
+    (void)system_.truncate(fd, total);  // gives back what it allocated before it failed
   }
   return -growth_error_;
 }
@@ -132,7 +132,7 @@ Result<std::shared_ptr<Allocation>> Store::take(std::uint64_t bytes) {
   for (std::size_t i = 0; i < count && found < needed; ++i) {
     found += take_whole((next_ + i) % count, std::min(stripe, needed - found), taken);
   }
-  for (std::size_t i = 0; i < count && found < needed; ++i) {  // one of them is full
+  for (std::size_t i = 0; i < count && found < needed; ++i) {  // a drive is full
     found += take_whole((next_ + i) % count, needed - found, taken);
   }
   if (found < needed) found += take_fragments(needed - found, taken);
