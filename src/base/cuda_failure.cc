@@ -15,12 +15,12 @@ int errno_of(CudaCode code) noexcept {
       return EFAULT;
     case CudaCode::invalid_handle:
     case CudaCode::invalid_context:
-    case CudaCode::invalid_device:
     case CudaCode::foreign_stream:
       return EINVAL;
     case CudaCode::not_initialized:
     case CudaCode::deinitialized:
     case CudaCode::no_device:
+    case CudaCode::invalid_device:
     case CudaCode::not_loaded:
     case CudaCode::too_old:
     case CudaCode::not_used:

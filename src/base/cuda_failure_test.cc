@@ -48,6 +48,12 @@ TEST(CudaFailure, has_advice_for_each_meaning) {
   }
 }
 
+TEST(CudaFailure, of_a_gpu_that_does_not_exist_is_enodev) {
+  for (const CudaCode code : {CudaCode::invalid_device, CudaCode::no_such_gpu}) {
+    EXPECT_EQ(explain({.call = "use GPU", .code = code, .text = "cuda:9"}).code(), ENODEV);
+  }
+}
+
 TEST(CudaFailure, of_a_result_becomes_its_error) {
   EXPECT_EQ(explain(CudaResult<int>(7)).value(), 7);
   const CudaResult<int> failed = CudaFailure{.call = "cuInit", .code = CudaCode::no_device};
