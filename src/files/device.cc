@@ -1,7 +1,5 @@
 #include "files/device.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <bit>
 #include <charconv>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "base/alignment.h"
+#include "os/fork_mutex.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
 
@@ -278,12 +277,11 @@ class Inspection {
 
 // The cache of device_of(). Made on first use and never destroyed, because threads may ask before
 // and after main().
-constinit std::mutex devices_mutex;
+constinit std::mutex devices_guard;
 constinit std::map<Number, Device>* devices = nullptr;
 
-// A child must not inherit the mutex locked by another thread.
-[[maybe_unused]] const int fork_watch = pthread_atfork(
-    [] { devices_mutex.lock(); }, [] { devices_mutex.unlock(); }, [] { devices_mutex.unlock(); });
+std::mutex& devices_mutex() { return devices_guard; }
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<devices_mutex>();
 
 }  // namespace
 
@@ -296,13 +294,13 @@ Device inspect_device(unsigned major, unsigned minor, const SystemTree& tree) {
 const Device& device_of(unsigned major, unsigned minor) {
   const Number number{major, minor};
   {
-    const std::lock_guard lock(devices_mutex);
+    const std::lock_guard lock(devices_mutex());
     if (devices == nullptr) devices = new std::map<Number, Device>();
     if (const auto found = devices->find(number); found != devices->end()) return found->second;
   }
   Device device = inspect_device(major, minor);
   take_profile(device);
-  const std::lock_guard lock(devices_mutex);
+  const std::lock_guard lock(devices_mutex());
   return devices->try_emplace(number, std::move(device)).first->second;
 }
 

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +12,7 @@
 #include <string>
 
 #include "os/cuda_driver.h"
+#include "os/fork_mutex.h"
 #include "os/library.h"
 #include "os/system.h"
 
@@ -87,10 +87,8 @@ Loaded& loaded() {
   return instance;
 }
 
-// A child must not inherit the mutex locked by another thread.
-[[maybe_unused]] const int fork_watch =
-    pthread_atfork([] { loaded().mutex.lock(); }, [] { loaded().mutex.unlock(); },
-                   [] { loaded().mutex.unlock(); });
+std::mutex& loading() { return loaded().mutex; }
+[[maybe_unused]] const int fork_watch = hold_during_forks<loading>();
 
 // Whether somebody has loaded the library. Does not touch the file system.
 bool is_loaded() noexcept {

@@ -1,7 +1,5 @@
 #include "swap/arena.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -9,6 +7,7 @@
 #include <optional>
 
 #include "base/alignment.h"
+#include "os/fork_mutex.h"
 #include "os/kept_memory.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
@@ -29,10 +28,8 @@ Arenas& arenas() {
   return all;
 }
 
-// A fork must not copy the list while another thread changes it.
-[[maybe_unused]] const int fork_watch =
-    pthread_atfork([] { arenas().mutex.lock(); }, [] { arenas().mutex.unlock(); },
-                   [] { arenas().mutex.unlock(); });
+std::mutex& arenas_mutex() { return arenas().mutex; }
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<arenas_mutex>();
 
 OwnedMemory page_locked(std::size_t bytes) {
   auto buffer = std::make_shared<const PinnedBuffer>(bytes);
