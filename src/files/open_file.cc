@@ -101,6 +101,14 @@ Error OpenFile::failure(const char* operation, int code) const {
       {.operation = operation, .path = path_, .code = code, .hint = hint_for(code, writable())});
 }
 
+Error OpenFile::wrong_kind(unsigned mode) const {
+  if (S_ISDIR(mode)) return failure("open", EISDIR);
+  return Error({.operation = "open",
+                .path = path_,
+                .code = EINVAL,
+                .hint = "neither a regular file nor a block device; give one of these"});
+}
+
 bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
 bool OpenFile::writable() const noexcept { return open_flags_ != O_RDONLY; }
 
@@ -119,11 +127,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
   struct statx facts{};
   if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
       !S_ISBLK(facts.stx_mode)) {
-    if (S_ISDIR(facts.stx_mode)) return file->failure("open", EISDIR);
-    return Error({.operation = "open",
-                  .path = path,
-                  .code = EINVAL,
-                  .hint = "neither a regular file nor a block device; give one of these"});
+    return file->wrong_kind(facts.stx_mode);
   }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
   int fd = file->open_path(common | O_DIRECT, permissions);
@@ -221,13 +225,7 @@ Status OpenFile::adopt(int fd, bool direct) {
   struct statx facts{};
   const unsigned mask = STATX_TYPE | STATX_INO | STATX_DIOALIGN;
   if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
-  if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
-  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
-    return Error({.operation = "open",
-                  .path = path_,
-                  .code = EINVAL,
-                  .hint = "neither a regular file nor a block device; give one of these"});
-  }
+  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) return wrong_kind(facts.stx_mode);
   regular_ = S_ISREG(facts.stx_mode);
   identity_ = identity_of(facts);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)

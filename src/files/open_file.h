@@ -82,6 +82,7 @@ class OpenFile {
   [[nodiscard]] Result<int> reopen(int extra_flags);
   [[nodiscard]] Result<int> reopen_by_path(int flags);
   [[nodiscard]] Error failure(const char* operation, int code) const;
+  [[nodiscard]] Error wrong_kind(unsigned mode) const;
   // Removes O_DIRECT from the one descriptor, which then serves all requests. `refusal` says why
   // the file cannot be opened a second time. Fails if O_DIRECT cannot be removed.
   [[nodiscard]] Result<int> demote(const Error& refusal);
