@@ -8,15 +8,14 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stop_token>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "base/alignment.h"
+#include "support/temp_dir.h"
 
 namespace tensorferry::files {
 namespace {
@@ -34,17 +33,7 @@ struct Queue {
 // A sysfs with the folders that the kernel makes: devices below /devices, links elsewhere.
 class FakeTree {
  public:
-  FakeTree() {
-    std::string pattern = (fs::temp_directory_path() / "device_test.XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-    mountinfo("");
-  }
-  ~FakeTree() {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  FakeTree(const FakeTree&) = delete;
-  FakeTree& operator=(const FakeTree&) = delete;
+  FakeTree() { mountinfo(""); }
 
   void disk(const std::string& name, const std::string& number, const Queue& queue) {
     const fs::path folder = make(root_ / "sys/devices/block" / name, name, number);
@@ -98,7 +87,8 @@ class FakeTree {
     return folder;
   }
 
-  fs::path root_;
+  const support::TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 // The number of the device that really holds `path`, in the form of sysfs.

@@ -11,6 +11,7 @@
 #include "base/alignment.h"
 #include "handle/handle_fixture.h"
 #include "support/temp_dir.h"
+#include "swap/swap_fixture.h"
 #include "tensorferry/swap_space.h"
 
 namespace tensorferry {
@@ -24,12 +25,7 @@ constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
 
 class SwapSizes : public ::testing::Test {
  protected:
-  [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = MiB;
-    return options;
-  }
+  [[nodiscard]] SwapOptions options() const { return swap::options_in(dir, MiB); }
 
   // Where files of this test's directory are mapped, one line each.
   [[nodiscard]] std::vector<std::string> mapped_files() const {

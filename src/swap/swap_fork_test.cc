@@ -19,6 +19,7 @@
 #include "support/child.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
+#include "swap/swap_fixture.h"
 #include "tensorferry/swap_space.h"
 
 namespace tensorferry {
@@ -37,9 +38,7 @@ constexpr std::chrono::seconds child_limit{20};
 class SwapFork : public ::testing::TestWithParam<SwapMemory> {
  protected:
   [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = buffer_bytes;
+    SwapOptions options = swap::options_in(dir, buffer_bytes);
     options.memory = GetParam();
     return options;
   }

@@ -22,6 +22,7 @@
 #include "support/sanitizers.h"
 #include "support/temp_dir.h"
 #include "swap/space.h"
+#include "swap/swap_fixture.h"
 
 namespace tensorferry {
 namespace {
@@ -40,12 +41,7 @@ constexpr std::size_t buffer_bytes = 8 * MiB;
 
 class SwapSpaceTest : public ::testing::Test {
  protected:
-  [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = buffer_bytes;
-    return options;
-  }
+  [[nodiscard]] SwapOptions options() const { return swap::options_in(dir, buffer_bytes); }
 
   // A swap space whose requests wait at the gate.
   [[nodiscard]] SwapSpace gated(Gate& gate) const {
