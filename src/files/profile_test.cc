@@ -1,4 +1,4 @@
-// Profiles are kept, found again and refused when damaged.
+// Profiles are saved, found again, and refused if damaged.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -61,7 +61,7 @@ TEST_F(ProfileTest, the_newer_profile_replaces_the_older) {
 TEST_F(ProfileTest, what_lies_beside_a_profile_is_neither_written_nor_followed) {
   const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
   std::ofstream(dir_.file("precious")) << "text";
-  // The name that was once used for what is not finished.
+  // An earlier version used this name for the unfinished file.
   fs::create_symlink(dir_.file("precious"), path + ".new");
   save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
   std::string text;
