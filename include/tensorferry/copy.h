@@ -1,4 +1,4 @@
-// Memory copies, vectorised for the processor at hand.
+// Memory copies, vectorised for the processor they run on.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +11,19 @@
 
 namespace tensorferry {
 
-// What is known about the destination. `cold` means that it is not in cache and will not be read
-// at once: the copy then streams past the cache, which is faster and keeps the source hot.
+// What the caller knows about the destination. `cold`: it is not in the cache, and nobody reads it
+// soon. The copy then bypasses the cache, which is faster and keeps the source in it.
 enum class Destination : std::uint8_t { any, cold };
 
 namespace detail {
-// Below this the fence at the end of a streaming copy costs more than the cache misses that it
-// saves (even at 16 KiB, 1.4x at 32 KiB).
+// Below this size the fence at the end of a streaming copy costs more than the cache misses that
+// the copy avoids (break-even at 16 KiB, 1.4x faster at 32 KiB).
 inline constexpr std::size_t stream_bytes_min = std::size_t{32} << 10;
 TENSORFERRY_EXPORT void copy_cold(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 }  // namespace detail
 
-// Copies all of `from` to `to`, which must not overlap and must be of the same size (the smaller
-// size counts if they are not). Any alignment, any length.
+// Copies `from` to `to`. They must not overlap. If their sizes differ, copies the smaller number of
+// bytes. Any alignment, any length. Thread-safe.
 inline void copy(std::span<std::byte> to, std::span<const std::byte> from,
                  Destination destination = Destination::any) noexcept {
   const std::size_t bytes = std::min(to.size(), from.size());
@@ -35,7 +35,7 @@ inline void copy(std::span<std::byte> to, std::span<const std::byte> from,
   }
 }
 
-// The instruction set in use: "avx512", "avx2" or "baseline".
+// The instruction set that streaming copies use: "avx512", "avx2" or "baseline".
 [[nodiscard]] TENSORFERRY_EXPORT const char* copy_instructions() noexcept;
 
 }  // namespace tensorferry

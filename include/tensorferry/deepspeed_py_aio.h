@@ -1,7 +1,7 @@
-// DeepSpeed's one-off functions under their own names: in a program written for its
-// "deepspeed_py_aio.h" only the include line changes. They return 0, or -1 with errno set, and
-// print their timing as DeepSpeed's do. New code uses tensorferry/aio.h or tensorferry/torch.h,
-// whose errors say what happened.
+// DeepSpeed's one-off functions under their own names: a program written for DeepSpeed's
+// "deepspeed_py_aio.h" changes only the include line. They return 0, or -1 with errno set, and
+// print their timing as DeepSpeed's functions do. New code uses tensorferry/aio.h or
+// tensorferry/torch.h, whose errors say what happened.
 #pragma once
 
 #include <torch/types.h>

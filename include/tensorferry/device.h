@@ -1,4 +1,4 @@
-// The block device under a path: what sysfs tells of it, and the settings that suit it.
+// The block device under a path: what sysfs says about it, and the settings that suit it.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace tensorferry {
 
-// Settings that were measured on a device (by `tensorferry tune`) and are kept for it. A Handle
-// takes them, instead of the defaults from sysfs, wherever its options leave the choice.
+// Settings that `tensorferry tune` measured on a device and saved for it. A Handle uses them,
+// instead of the defaults from sysfs, for each option that is left open.
 struct Profile {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;
@@ -19,47 +19,48 @@ struct Profile {
   unsigned workers = 0;
 };
 
-// Everything here is a hint; what is not known keeps its default.
+// All fields are hints. A field that is not known keeps its default.
 struct Device {
-  std::string name;    // "nvme0n1", "vda"; empty where there is no block device
-  std::string number;  // "259:0", its folder in /sys/dev/block; of the disk, for a partition
-  // What tells it from others, also after a restart: the serial number or its like, where there is
-  // one.
+  std::string name;    // "nvme0n1", "vda"; empty if no block device is below the path
+  std::string number;  // "259:0", its folder in /sys/dev/block; for a partition, that of its disk
+  // Tells this device from others, also after a reboot: a serial number or UUID if it has one, else
+  // its name and size.
   std::string identity;
   std::size_t logical_block_bytes = 0;  // 0: unknown
-  std::size_t request_bytes_max = 0;    // what one device request carries at most; 0: unknown
+  std::size_t request_bytes_max = 0;    // the most that one device request carries; 0: unknown
 
   // The request size to use: the largest power of two that one device request carries, between
-  // 256 KiB and 1 MiB; 512 KiB where nothing is known.
+  // 256 KiB and 1 MiB; 512 KiB if nothing is known.
   std::size_t block_bytes = std::size_t{512} << 10;
 
-  // The same for memory of huge pages, of which a device request carries more: as many bytes as its
-  // sectors allow, not as many as it has entries for pages of the usual size. At most 2 MiB.
+  // The same for memory in huge pages. A device request carries more of it: the limit on sectors
+  // counts, not the number of entries for pages. At most 2 MiB.
   std::size_t huge_page_block_bytes = std::size_t{512} << 10;
 
-  // How many physical disks it is made of, as far as can be seen.
+  // How many physical disks it consists of, as far as sysfs shows.
   unsigned disks = 1;
 
-  // How many requests to keep in flight: 16 MiB per disk in blocks of block_bytes, but no more than
-  // the queue holds.
+  // How many requests to keep in flight: 16 MiB per disk in blocks of block_bytes, limited by the
+  // length of the device's queue.
   unsigned queue_depth = 32;
 
-  std::optional<Profile> profile;  // its word comes before these hints
-  std::string profile_problem;     // why a profile that is there is not used
+  std::optional<Profile> profile;  // takes precedence over these hints
+  std::string profile_problem;     // why an existing profile is not used; else empty
 };
 
-// The device that holds the files of this path (a file, a directory or a block device). What was
-// found is remembered for the life of the process. Throws Error where the path cannot be looked at.
+// The device that holds the files at this path (a file, a directory or a block device). The process
+// remembers each device that it has looked at. Thread-safe. Throws Error if the path cannot be
+// examined.
 [[nodiscard]] TENSORFERRY_EXPORT Device device_of(const std::string& path);
 
-// Where the profile of a device is or would be kept: in $TENSORFERRY_PROFILES, else in
-// tensorferry/profiles below $XDG_CONFIG_HOME or ~/.config. Empty where there is no such place, no
-// device, or TENSORFERRY_PROFILES is set to nothing, which switches profiles off; and in a program
-// with privileges (setuid, setgid, file capabilities), which takes nothing from its environment.
+// The path for the profile of a device: in $TENSORFERRY_PROFILES, else in tensorferry/profiles
+// below $XDG_CONFIG_HOME or ~/.config. Empty if none of these is set, if the device has no name, if
+// TENSORFERRY_PROFILES is empty, which switches profiles off, and in a program with privileges
+// (setuid, setgid, file capabilities), which ignores its environment.
 [[nodiscard]] TENSORFERRY_EXPORT std::string profile_path(const Device& device);
 
-// Keeps a profile, for processes that start from now on, and returns where. What is there is
-// replaced as a whole; a link is not followed. Throws Error.
+// Saves a profile for processes that start from now on, and returns its path. Replaces an existing
+// profile as a whole and does not follow a link. Throws Error.
 TENSORFERRY_EXPORT std::string save_profile(const Device& device, const Profile& profile);
 
 }  // namespace tensorferry

@@ -1,5 +1,5 @@
-// The one error type: what was done, where, what the system said, and what to do about it.
-// Inside the library an Error is a returned value; at the public door it is thrown.
+// The one error type: what failed, where, what the system reported, and what to do about it.
+// Inside the library an Error is a returned value; the public API throws it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class TENSORFERRY_EXPORT Error : public std::exception {
     std::optional<std::uint64_t> offset = {};
     std::optional<std::uint64_t> length = {};
     int code = 0;           // an errno value
-    std::string hint = {};  // what happened in words and what to do; may be empty
+    std::string hint = {};  // what happened and what to do; may be empty
   };
 
   explicit Error(Details details);
@@ -34,8 +34,8 @@ class TENSORFERRY_EXPORT Error : public std::exception {
   [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept;
   [[nodiscard]] std::optional<std::uint64_t> length() const noexcept;
   [[nodiscard]] int code() const noexcept;
-  // What the system calls the code. Empty where its words would mislead, as the code stands for
-  // something of ours and the hint says what: a deadline, a fork, bytes that differ.
+  // The system's text for the code. Empty if the text would mislead because the code has a meaning
+  // of ours that the hint explains: a deadline, a fork, bytes that differ.
   [[nodiscard]] const char* system_text() const noexcept;
   [[nodiscard]] const std::string& hint() const noexcept;
 

@@ -17,43 +17,43 @@ class OpenFile;
 enum class Access : std::uint8_t { read, write, read_write };
 
 // A regular file or a block device. Copies share the open file; the last one closes it. All
-// members may be called from any thread. Operations in flight keep the file open by themselves.
+// members may be called from any thread. Operations in flight keep the file open.
 class TENSORFERRY_EXPORT File {
  public:
-  // What a new file allows whom, less the umask, if nothing else is said.
+  // Default mode of a new file, before the umask.
   static constexpr unsigned usual_permissions = 0666;
 
-  // Opens by path. With write access a missing file is created, with `permissions` less the umask.
-  // An existing file is never truncated. Throws Error for missing files, directories, FIFOs, lack
-  // of permission and so on, with a hint. Waits for nothing but a lease on the file that another
-  // program has to give up, at most a minute.
+  // Opens a file by path. With write access it creates a missing file, with `permissions` minus the
+  // umask. It never truncates an existing file. Throws Error with a hint: for missing files,
+  // directories, FIFOs, lack of permission and so on. Blocks only if another program holds a lease
+  // on the file, for at most a minute.
   [[nodiscard]] static File open(const std::string& path, Access access,
                                  unsigned permissions = usual_permissions);
 
-  // Uses a descriptor that the caller keeps and may close at any time (it is duplicated). It may be
-  // O_DIRECT, O_RDONLY, O_WRONLY or O_RDWR; O_APPEND, which ignores offsets, is refused. Where the
-  // file cannot be opened a second time, O_NONBLOCK is refused too, and through O_DIRECT writes are
-  // of whole blocks only.
+  // Uses a duplicate of the caller's descriptor, which the caller may close at any time. The
+  // descriptor may be O_DIRECT, O_RDONLY, O_WRONLY or O_RDWR. Throws Error for O_APPEND, which
+  // ignores offsets. If the file cannot be opened a second time, throws Error for O_NONBLOCK too,
+  // and an O_DIRECT descriptor then writes whole blocks only.
   [[nodiscard]] static File borrow(int descriptor);
 
   [[nodiscard]] const std::string& path() const noexcept;
-  [[nodiscard]] std::uint64_t size() const;  // as of now; throws Error
+  [[nodiscard]] std::uint64_t size() const;  // asks the system; throws Error
 
-  // Cuts the file or extends it with zeros. Throws Error; a block device has the size it has.
+  // Cuts the file or extends it with zeros. Throws Error, always so for a block device.
   void resize(std::uint64_t bytes);
 
-  // Whether bytes bypass the page cache, and if not, why. If a file cannot be opened a second time
-  // (made with a mode that forbids it, or renamed where /proc is not mounted), they do until the
-  // first write that is not of whole blocks.
+  // Whether transfers bypass the page cache, and if not, why. If the file cannot be opened a second
+  // time (its mode forbids it, or it was renamed and /proc is not mounted), the first write of a
+  // partial block makes this false.
   [[nodiscard]] bool direct() const noexcept;
   [[nodiscard]] const std::string& direct_reason() const noexcept;
 
-  // What direct transfers in place need; 1 where the file is buffered.
+  // The alignment that direct transfers in place need; 1 if the file is buffered.
   [[nodiscard]] std::size_t memory_alignment() const noexcept;
   [[nodiscard]] std::size_t offset_alignment() const noexcept;
 
-  // The request size that suits the device, from sysfs (docs/architecture.md says how), for memory
-  // in pages of the usual size.
+  // The request size that suits the device, for memory in pages of the usual size: from its
+  // profile, else from sysfs (docs/architecture.md).
   [[nodiscard]] std::size_t block_bytes() const noexcept;
 
   // For the library's own rooms.

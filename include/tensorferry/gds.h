@@ -1,5 +1,5 @@
 // GPUDirect Storage: transfers between drives and GPUs that do not pass through memory of the CPU.
-// What is done with it is done by Handles with the engine `gds`.
+// Handles with the engine `gds` use it.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ enum class GdsMode : std::uint8_t { none, compat, direct };
 
 struct GdsSupport {
   GdsMode mode = GdsMode::none;
-  std::string reason;  // why that and no more, in words
+  std::string reason;  // why this mode
 };
 
-// What can be had on this machine. Loads NVIDIA's library (libcufile.so.0, from where the system,
-// CUDA or pip has put it) and starts nothing.
+// What this machine supports. Loads NVIDIA's library (libcufile.so.0, as the system, CUDA or pip
+// installed it) but does not start it.
 [[nodiscard]] TENSORFERRY_EXPORT GdsSupport gds_support();
 
-// Registers memory of a GPU with cuFile, so that transfers within it need no preparation. It must
-// be unregistered before it is freed. Throws Error for memory that cannot be, and where there is no
-// cuFile. False where there is nothing registered at that address.
+// Registers memory of a GPU with cuFile, so that transfers of it need no preparation. Unregister
+// the memory before you free it. Throws Error if cuFile refuses the memory or is not available.
+// unregister_gpu_memory() returns false if no memory is registered at that address.
 TENSORFERRY_EXPORT void register_gpu_memory(std::span<std::byte> memory);
 TENSORFERRY_EXPORT bool unregister_gpu_memory(std::byte* memory);
 
-// What this process has asked of cuFile so far.
+// What this process has asked cuFile to do so far.
 struct GdsCounts {
   std::uint64_t requests = 0;
   std::uint64_t registered_requests = 0;  // on memory that was registered

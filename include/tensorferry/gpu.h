@@ -1,4 +1,4 @@
-// Memory of a GPU, for programs that have no CUDA of their own.
+// Memory of a GPU, for programs that do not use CUDA themselves.
 #pragma once
 
 #include <cstddef>
@@ -8,25 +8,25 @@
 
 namespace tensorferry {
 
-// How many GPUs there are. Starts the CUDA driver. Throws Error (ENODEV) that says why there is no
-// driver to start.
+// The number of GPUs. Starts the CUDA driver. Throws Error (ENODEV) that says why the driver cannot
+// be started.
 [[nodiscard]] TENSORFERRY_EXPORT int gpu_count();
 
-// Whether the memory is a GPU's, as far as CUDA in this process knows. False for an empty span.
+// Whether a GPU holds the memory, as far as CUDA in this process knows. False for an empty span.
 [[nodiscard]] TENSORFERRY_EXPORT bool is_on_gpu(std::span<const std::byte> memory) noexcept;
 
-// Owns memory of one GPU and moves, never copies. Handles take memory of GPUs like any other,
-// whoever has allocated it; this is for those who need some and do not use CUDA otherwise.
+// Owns memory of one GPU. Movable, not copyable. Handles accept any memory of a GPU, whoever
+// allocated it; this class is for programs that do not use CUDA otherwise.
 class TENSORFERRY_EXPORT GpuBuffer {
  public:
-  // Starts the CUDA driver and makes the device's context where that has not been done. Throws
-  // Error: ENODEV without a driver or such a device, ENOMEM when the GPU has no more memory.
+  // Starts the CUDA driver and makes the device's context if nobody has. Throws Error: ENODEV if
+  // there is no driver or no such GPU, ENOMEM if the GPU has too little free memory.
   explicit GpuBuffer(std::size_t bytes, int device = 0);
   ~GpuBuffer();
   GpuBuffer(GpuBuffer&& other) noexcept;
   GpuBuffer& operator=(GpuBuffer&& other) noexcept;
 
-  // Addresses of the GPU: the CPU must not touch what is there.
+  // Addresses of the GPU: the CPU must not touch them.
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, bytes_}; }
   [[nodiscard]] int device() const noexcept { return device_; }
 

@@ -1,4 +1,4 @@
-// What a Handle has done so far.
+// Counts of what a Handle has done so far.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace tensorferry {
 // A snapshot. Every fallback, retry and short transfer is counted: nothing is silent. New fields
 // come last.
 struct Stats {
-  std::uint64_t operations = 0;  // finished, in whichever way
+  std::uint64_t operations = 0;  // ended: done, failed or cancelled
   std::uint64_t failed_operations = 0;
   std::uint64_t cancelled_operations = 0;
-  std::uint64_t inline_operations = 0;  // done by the caller's thread; no other was woken
+  std::uint64_t inline_operations = 0;  // made by the caller's thread alone
   std::uint64_t requests = 0;           // completions judged
   std::uint64_t read_bytes = 0;
   std::uint64_t written_bytes = 0;
@@ -22,10 +22,10 @@ struct Stats {
   std::uint64_t retries = 0;
   std::uint64_t short_transfers = 0;
   std::uint64_t refused_submissions = 0;
-  std::uint64_t fallbacks = 0;  // as many as fallback_reasons has entries, repeats included
+  std::uint64_t fallbacks = 0;                // all occurrences of fallback_reasons
   std::vector<std::string> fallback_reasons;  // distinct, oldest first, at most 32
 
-  // Latency of operations, from the call to the end, as upper bounds within 3 %.
+  // Latency of operations, from the call to the end: upper bounds, at most 3 % too high.
   std::uint64_t latency_ns_p50 = 0;
   std::uint64_t latency_ns_p90 = 0;
   std::uint64_t latency_ns_p99 = 0;

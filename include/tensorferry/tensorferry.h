@@ -2,9 +2,9 @@
 // drive, and never loses a byte without saying so. This header is the whole public API except
 // torch.h and deepspeed_py_aio.h, which need libtorch.
 //
-// Structs of options and of figures may grow: a new field comes after the others, and its default
-// is what was done before, so that designated initializers stay valid. docs/reference/cpp.md says
-// what else stays, in source and in binary form, from one version to the next.
+// Structs of options and of counts may grow: a new field comes last, and its default keeps the old
+// behaviour, so that designated initializers stay valid. docs/reference/cpp.md lists what else
+// stays compatible, in source and in binary form, from one version to the next.
 #pragma once
 
 #include "tensorferry/aio.h"            // IWYU pragma: export

@@ -1,6 +1,6 @@
-// tensorferry over torch::Tensor, for programs that use libtorch. Header-only: the library itself
-// knows nothing of torch. A tensor is taken as its bytes; it must be contiguous, and on the CPU or
-// on a GPU of CUDA: then its transfers wait for the work on torch's current stream.
+// tensorferry for torch::Tensor, in programs that use libtorch. Header-only: the library itself
+// knows nothing of torch. A tensor counts as its bytes. It must be contiguous, and on the CPU or on
+// a CUDA device; transfers of a CUDA tensor wait for the work on torch's current stream.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,8 +16,8 @@
 
 namespace tensorferry {
 
-// The bytes of a tensor. Throws Error (EINVAL) that says what to do for one that has none: not
-// contiguous, sparse, meta or on another device. The tensor must live as long as they are used.
+// The bytes of a tensor. They are valid as long as the tensor lives. Throws Error (EINVAL) with
+// advice for a tensor that is sparse, lazy, not contiguous or on another device.
 inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   const auto refuse = [](const char* hint) {
     return Error({.operation = "use tensor", .code = EINVAL, .hint = hint});
@@ -25,7 +25,7 @@ inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   if (!tensor.defined()) throw refuse("the tensor is undefined");
   if (tensor.layout() != at::kStrided) throw refuse("the tensor is sparse; use to_dense()");
   if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
-    throw refuse("the tensor is on a device out of reach; use cpu()");
+    throw refuse("the tensor is on a device that is not supported; use cpu()");
   }
   if (!tensor.is_contiguous()) throw refuse("the tensor is not contiguous; use contiguous()");
   if (tensor.is_conj() || tensor.is_neg()) {
@@ -34,14 +34,14 @@ inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
-// The stream that torch works on at the moment, where the tensor is on a GPU.
+// The stream that torch uses now on the tensor's GPU; the default one for a tensor of the CPU.
 inline CudaStream stream_of(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return {};
   const c10::impl::VirtualGuardImpl gpu(tensor.device().type());
   return {gpu.getStream(tensor.device()).native_handle()};
 }
 
-// As Handle's functions; the operation must be done before the tensor's memory goes.
+// As the members of Handle. The tensor's memory must stay valid until the operation is done.
 inline Operation read(Handle& handle, const at::Tensor& tensor, const File& file,
                       std::uint64_t offset = 0) {
   return handle.read(bytes_of(tensor), file, offset, stream_of(tensor));
@@ -62,7 +62,7 @@ inline Operation write(Handle& handle, const at::Tensor& tensor, const std::stri
   return handle.write(bytes_of(tensor), path, offset, durability, stream_of(tensor));
 }
 
-// Waits for the work on torch's current stream, where the tensor is on a GPU.
+// Waits for the work on torch's current stream if the tensor is on a GPU.
 inline void finish_work_on(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return;
   c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();

@@ -1,5 +1,5 @@
-// A program's own work in the trace that TENSORFERRY_TRACE asks for, beside the operations. In a
-// program with privileges (setuid, setgid, file capabilities) the variable does not count.
+// Adds a program's own work to the trace that TENSORFERRY_TRACE asks for, beside the operations. A
+// program with privileges (setuid, setgid, file capabilities) ignores the variable.
 #pragma once
 
 #include <chrono>
@@ -9,10 +9,10 @@
 
 namespace tensorferry {
 
-// Whether there is a trace. The variable is read once.
+// Whether this process writes a trace. Reads the variable once.
 [[nodiscard]] TENSORFERRY_EXPORT bool tracing() noexcept;
 
-// Adds a span of the calling thread, of category "work". Does nothing where there is no trace.
+// Adds a span of the calling thread, of category "work". Does nothing without a trace.
 TENSORFERRY_EXPORT void trace_span(const std::string& name,
                                    std::chrono::steady_clock::time_point begin,
                                    std::chrono::steady_clock::time_point end);

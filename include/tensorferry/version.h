@@ -1,5 +1,5 @@
-// The one place where the version is written. CMake, pkg-config and every package read it here.
-// What a new version may change is in docs/reference/cpp.md.
+// The only definition of the version: CMake, pkg-config and every package read it here.
+// docs/reference/cpp.md says what a new version may change.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 #define TENSORFERRY_VERSION_MINOR 1
 #define TENSORFERRY_VERSION_PATCH 0
 
-// All of it as one number that grows with every version, for #if: 1.2.3 is 1'002'003.
+// The version as one number that grows with every version, for #if: 1.2.3 is 1'002'003.
 #define TENSORFERRY_VERSION_NUMBER                                          \
   (TENSORFERRY_VERSION_MAJOR * 1000000 + TENSORFERRY_VERSION_MINOR * 1000 + \
    TENSORFERRY_VERSION_PATCH)
 
-// As text: "1.2.3".
+// The version as text: "1.2.3".
 #define TENSORFERRY_VERSION                                                \
   TENSORFERRY_DOTTED(TENSORFERRY_VERSION_MAJOR, TENSORFERRY_VERSION_MINOR, \
                      TENSORFERRY_VERSION_PATCH)
@@ -25,7 +25,8 @@
 
 namespace tensorferry {
 
-// Of the library that runs; the macros are of the headers that a program was compiled with.
+// The version of the library that runs. The macros give that of the headers a program was compiled
+// with.
 [[nodiscard]] TENSORFERRY_EXPORT std::uint32_t library_version_number() noexcept;
 [[nodiscard]] TENSORFERRY_EXPORT std::string_view library_version() noexcept;
 

@@ -14,13 +14,12 @@ inline constexpr std::size_t KiB = std::size_t{1} << 10;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 inline constexpr std::size_t GiB = std::size_t{1} << 30;
 
-// More than this no file holds and no process has memory for. Whoever takes a size from outside
-// refuses more, before calculating with it: the sum of two sizes within it, and align_up() of one,
-// cannot wrap.
+// No file and no process holds more. Code that takes a size from outside refuses a larger one
+// before it calculates with it: then the sum of two sizes, and align_up() of one, cannot wrap.
 inline constexpr std::uint64_t bytes_max = (std::uint64_t{1} << 63) - 1;
 
-// Of the running kernel: 4 KiB, and 16 or 64 KiB with some for aarch64. A function, because users
-// may make their static objects before those of this library are made.
+// The page size of the running kernel: 4 KiB, on some aarch64 16 or 64 KiB. A function, because
+// static objects of a program may need it before those of the library exist.
 [[nodiscard]] inline std::size_t page_bytes() noexcept {
 #if defined(__x86_64__)
   return 4 * KiB;

@@ -23,7 +23,7 @@ EngineKind parse_engine_kind(std::string_view text) {
   throw Error({.operation = "engine",
                .code = EINVAL,
                .hint = "no engine is called \"" + std::string(text) +
-                       "\"; there are auto, io_uring, libaio, threads and gds"});
+                       "\"; choose auto, io_uring, libaio, threads or gds"});
 }
 
 }  // namespace tensorferry

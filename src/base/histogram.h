@@ -1,5 +1,5 @@
-// Counts of latencies in buckets that grow with the value: 32 per power of two, so a percentile is
-// known within about 3 %. Recording is one relaxed atomic increment; no locks, no allocation.
+// Counts latencies in buckets that grow with the value: 32 per power of two, so a percentile is
+// exact within about 3 %. Recording is one relaxed atomic increment; no locks, no allocation.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@ class Histogram {
 
   [[nodiscard]] std::uint64_t max() const noexcept { return max_.load(std::memory_order_relaxed); }
 
-  // The upper bound of the bucket in which the given share (0 to 1) of all values ends.
+  // An upper bound of the smallest value that the given share (0 to 1) of all values does not
+  // exceed.
   [[nodiscard]] std::uint64_t percentile(double share) const noexcept {
     std::uint64_t total = 0;
     for (const auto& count : counts_) total += count.load(std::memory_order_relaxed);

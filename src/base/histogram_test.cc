@@ -17,7 +17,7 @@ namespace {
 constexpr double tolerance = 0.032;
 constexpr double shares[] = {0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0};
 
-// Not less than the exact percentile and at most the tolerance above it.
+// At least the exact percentile, and above it by at most the tolerance.
 void expect_percentiles_of(std::vector<std::uint64_t> values) {
   const auto histogram = std::make_unique<Histogram>();
   for (const std::uint64_t value : values) histogram->record(value);

@@ -1,4 +1,4 @@
-// The version: numbers for the preprocessor, text for people, and those of the library itself.
+// The version: numbers for the preprocessor, text for people, and the version of the library.
 #include "tensorferry/version.h"
 
 #include <gtest/gtest.h>

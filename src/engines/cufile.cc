@@ -260,7 +260,7 @@ class InFlight {
 template <class Move>
 std::int64_t moved(int gpu, std::byte* memory, std::size_t bytes, Move move) noexcept {
   const os::GpuVisit visit(gpu);
-  if (!visit.status().ok()) return -visit.status().error().code();
+  if (!visit.status().ok()) return -explain(visit.status().error()).code();
   std::byte* const registered = base_of(memory, bytes);
   std::byte* const base = registered != nullptr ? registered : memory;
   const InFlight counted;
@@ -362,7 +362,7 @@ void register_gpu_memory(std::span<std::byte> memory) {
                  .hint = "the memory is not on a GPU; pass a tensor that is"});
   }
   const os::GpuVisit visit(*gpu);
-  Status(visit.status()).or_throw();
+  explain(visit.status()).or_throw();
   const engines::CufileError error = library->buffer_register(memory.data(), memory.size(), 0);
   if (error.code != 0) throw engines::cufile_error("cuFileBufRegister", error);
   const std::unique_lock buffers(all.buffers_mutex);

@@ -1,7 +1,5 @@
 #include "files/device.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <bit>
 #include <charconv>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "base/alignment.h"
+#include "os/fork_mutex.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
 
@@ -67,7 +66,7 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
 }
 
-// 0 where the file is absent or holds no such number.
+// 0 if the file is absent or holds no number.
 std::size_t size_in(const std::string& path) { return parse(first_line_of(path)).value_or(0); }
 
 // mountinfo writes blank, tab, newline and backslash in paths as \ooo.
@@ -130,7 +129,7 @@ std::string upper_directory(std::string_view options) {
   return {};
 }
 
-// Collects the hints of a device and of all that lies below it.
+// Collects the hints of a device and of all devices below it.
 class Inspection {
  public:
   explicit Inspection(const SystemTree& tree) : tree_(tree) {}
@@ -143,7 +142,7 @@ class Inspection {
       visit_mount(number, depth);
       return;
     }
-    // A partition lies in the folder of its disk, which has the queue.
+    // The folder of a partition lies in that of its disk, which has the queue.
     const bool partition = !os::read_text(folder + "/partition").empty();
     const std::string disk = partition ? folder + "/.." : folder;
     take_hints(disk);
@@ -172,9 +171,9 @@ class Inspection {
   }
 
  private:
-  static constexpr unsigned depth_max = 8;  // partition on dm on md on loop on ... is less
+  static constexpr unsigned depth_max = 8;  // real stacks of devices are lower
 
-  // What kept the measured drives busy; more only adds latency (docs/performance.md).
+  // Enough to keep the measured drives busy; more only adds latency (docs/performance.md).
   static constexpr std::size_t in_flight_bytes = 16 * MiB;
   static constexpr std::size_t queue_depth_min = 4;
   static constexpr std::size_t queue_depth_max = 128;
@@ -193,7 +192,7 @@ class Inspection {
     limit(device_.request_bytes_max, segments * page_bytes());
     limit(huge_request_bytes_max_, sectors_bytes);
     limit(huge_request_bytes_max_, segments * std::min(segment_bytes, huge_page_bytes));
-    // What a stack of devices holds is bounded by its disks: the last word is theirs.
+    // The disks limit what a stack of devices holds, so the lowest device counts.
     if (const std::size_t held = size_in(queue + "nr_requests"); held > 0) queue_requests_ = held;
     const std::size_t logical = size_in(queue + "logical_block_size");
     if (std::has_single_bit(logical)) {
@@ -201,7 +200,7 @@ class Inspection {
     }
   }
 
-  // 0 is "unknown" in both.
+  // In both, 0 means unknown.
   static void limit(std::size_t& known, std::size_t bytes) {
     if (bytes > 0) known = known == 0 ? bytes : std::min(known, bytes);
   }
@@ -215,7 +214,7 @@ class Inspection {
     return {};
   }
 
-  // Serial numbers go with the drive; a name and a size are the next best.
+  // Serial numbers stay with the drive; name and size are the next best.
   [[nodiscard]] std::string identity_of(const std::string& disk) const {
     for (const char* file :
          {"/wwid", "/device/wwid", "/serial", "/device/serial", "/dm/uuid", "/md/uuid"}) {
@@ -233,8 +232,8 @@ class Inspection {
     }
   }
 
-  // Anonymous device numbers (btrfs, overlay, tmpfs, network file systems) have no place in sysfs.
-  // The files of a btrfs subvolume have a number of their own, which not even mountinfo knows.
+  // sysfs does not know anonymous device numbers (btrfs, overlay, tmpfs, network file systems).
+  // Each btrfs subvolume has another number, which not even mountinfo knows.
   void visit_mount(Number number, unsigned depth) {
     const auto is_mount = [number](const Mount& mount) { return mount.number == number; };
     const auto is_subvolume = [number](const Mount& mount) {
@@ -263,7 +262,7 @@ class Inspection {
     if (facts && S_ISBLK(facts->stx_mode)) {
       return Number{facts->stx_rdev_major, facts->stx_rdev_minor};
     }
-    // A container may have no node for the device, but sysfs still knows its name.
+    // A container may lack a node for the device, but sysfs still knows its name.
     const std::string name = mount.source.substr(mount.source.rfind('/') + 1);
     return parse_number(first_line_of(tree_.sys + "/class/block/" + name + "/dev"));
   }
@@ -276,14 +275,13 @@ class Inspection {
   Device device_;
 };
 
-// What device_of() remembers. Needs no construction, and is made on first use and never destroyed,
-// because threads may ask before and after main().
-constinit std::mutex devices_mutex;
+// The cache of device_of(). Made on first use and never destroyed, because threads may ask before
+// and after main().
+constinit std::mutex devices_guard;
 constinit std::map<Number, Device>* devices = nullptr;
 
-// Another thread may hold the mutex when a process forks: the child would find it locked for ever.
-[[maybe_unused]] const int fork_watch = pthread_atfork(
-    [] { devices_mutex.lock(); }, [] { devices_mutex.unlock(); }, [] { devices_mutex.unlock(); });
+std::mutex& devices_mutex() { return devices_guard; }
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<devices_mutex>();
 
 }  // namespace
 
@@ -296,13 +294,13 @@ Device inspect_device(unsigned major, unsigned minor, const SystemTree& tree) {
 const Device& device_of(unsigned major, unsigned minor) {
   const Number number{major, minor};
   {
-    const std::lock_guard lock(devices_mutex);
+    const std::lock_guard lock(devices_mutex());
     if (devices == nullptr) devices = new std::map<Number, Device>();
     if (const auto found = devices->find(number); found != devices->end()) return found->second;
   }
   Device device = inspect_device(major, minor);
   take_profile(device);
-  const std::lock_guard lock(devices_mutex);
+  const std::lock_guard lock(devices_mutex());
   return devices->try_emplace(number, std::move(device)).first->second;
 }
 
@@ -314,10 +312,10 @@ Device device_of(const std::string& path) {
   struct statx facts{};
   const int code = os::System::real().stat_path(path.c_str(), STATX_TYPE, &facts);
   if (code < 0) {
-    throw Error({.operation = "look at",
+    throw Error({.operation = "find device",
                  .path = path,
                  .code = -code,
-                 .hint = "a path on the drive is wanted"});
+                 .hint = "give a path on the drive"});
   }
   if (S_ISBLK(facts.stx_mode)) return files::device_of(facts.stx_rdev_major, facts.stx_rdev_minor);
   return files::device_of(facts.stx_dev_major, facts.stx_dev_minor);

@@ -8,15 +8,14 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stop_token>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "base/alignment.h"
+#include "support/temp_dir.h"
 
 namespace tensorferry::files {
 namespace {
@@ -34,17 +33,7 @@ struct Queue {
 // A sysfs with the folders that the kernel makes: devices below /devices, links elsewhere.
 class FakeTree {
  public:
-  FakeTree() {
-    std::string pattern = (fs::temp_directory_path() / "device_test.XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-    mountinfo("");
-  }
-  ~FakeTree() {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-  FakeTree(const FakeTree&) = delete;
-  FakeTree& operator=(const FakeTree&) = delete;
+  FakeTree() { mountinfo(""); }
 
   void disk(const std::string& name, const std::string& number, const Queue& queue) {
     const fs::path folder = make(root_ / "sys/devices/block" / name, name, number);
@@ -60,7 +49,7 @@ class FakeTree {
     write(folder / "partition", "1");
   }
 
-  // `lower` is one of those that `upper` is made of.
+  // `upper` consists of `lower` and others.
   void slave(const std::string& upper, const std::string& lower) {
     const fs::path folder = root_ / "sys/devices/block" / upper / "slaves";
     fs::create_directories(folder);
@@ -98,7 +87,8 @@ class FakeTree {
     return folder;
   }
 
-  fs::path root_;
+  const support::TempDir dir_;
+  const fs::path root_ = dir_.path();
 };
 
 // The number of the device that really holds `path`, in the form of sysfs.
@@ -135,7 +125,7 @@ TEST(Device, plain_disk_is_limited_by_segments) {
   EXPECT_EQ(device.block_bytes, 512 * KiB);
 }
 
-// A huge page takes one entry of a request, where pages of the usual size take 512.
+// A huge page needs one entry of a request; the same bytes in usual pages need 512.
 TEST(Device, requests_of_huge_pages_are_limited_by_sectors_and_by_large_segments) {
   FakeTree tree;
   unsigned minor = 0;
@@ -161,7 +151,7 @@ TEST(Device, requests_of_huge_pages_are_limited_by_sectors_and_by_large_segments
   EXPECT_EQ(huge_page_block_bytes(queue), 256 * KiB);
 }
 
-// A stack carries what the least of its devices does.
+// The smallest limit in a stack of devices counts.
 TEST(Device, requests_of_huge_pages_are_limited_by_every_device_of_a_stack) {
   FakeTree tree;
   tree.disk("nvme0n1", "259:0", {"1024", "65535"});

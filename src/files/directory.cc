@@ -12,10 +12,10 @@ namespace tensorferry::files {
 
 namespace {
 
-// How often a file may be renamed while it is looked for.
+// How often a file may be renamed during the search.
 constexpr int rounds_max = 100;
 
-// What the kernel appends to a name that is gone.
+// The kernel appends this to a name that was removed.
 constexpr std::string_view gone_mark = " (deleted)";
 
 // A path without links, cut at its last slash.
@@ -30,7 +30,7 @@ Error failure(const char* operation, const std::string& path, int code, std::str
 
 Error not_found(const std::string& path, const std::string& why) {
   return failure("find directory", path, ENOENT,
-                 why + "; full durability needs the directory that holds the file");
+                 why + "; full durability needs the directory of the file");
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ Result<std::shared_ptr<const Directory>> Directory::of(os::System& system, int f
     const bool told = now.starts_with('/');
     if (!told) now = os::real_path(path);
     if (now.empty()) {
-      return not_found(path, "/proc is not mounted, and the file is no longer at this path");
+      return not_found(path, "/proc is not mounted, and the file has left this path");
     }
     const auto [parent, name] = parent_and_name(now);
     const int opened = system.open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
@@ -64,22 +64,25 @@ Result<std::shared_ptr<const Directory>> Directory::of(os::System& system, int f
       directory->identity_ = identity_of(facts);
       const int seen = system.stat_at(opened, name.c_str(), STATX_INO, &facts);
       if (seen >= 0 && identity_of(facts) == identity_of(file)) return Found(directory);
-      if (told && seen == -EACCES) return Found(directory);  // it may be read, not searched
+      if (told && seen == -EACCES)
+        return Found(directory);  // we may read the directory, but not search it
     }
-    // It may have been renamed while it was looked for: only what is so twice is so.
+    // The file may have been renamed meanwhile: only a result that comes twice counts.
     if (std::exchange(before, now) != now) continue;
     const bool gone = told && now.ends_with(gone_mark);
     if (gone && (opened >= 0 || opened == -ENOENT)) return Found(directory);
     if (opened < 0) {
       const bool too_many = opened == -EMFILE || opened == -ENFILE;
       return failure("open directory", parent, -opened,
-                     too_many ? "out of file descriptors; raise ulimit -n or close files"
-                              : "full durability opens it to make the file's entry durable");
+                     too_many
+                         ? "out of file descriptors; raise ulimit -n or close files"
+                         : "full durability must open the directory of the file; check its mode");
     }
-    return not_found(path, told ? "the kernel calls it " + now + ", and another file is there"
-                                : "/proc is not mounted, and another file is at this path");
+    return not_found(path, told
+                               ? "the kernel says it is at " + now + ", but another file is there"
+                               : "/proc is not mounted, and this path now belongs to another file");
   }
-  return not_found(path, "it was renamed again and again while it was looked for");
+  return not_found(path, "the file was renamed again and again during the search");
 }
 
 Directory::~Directory() { system_.close(fd_); }

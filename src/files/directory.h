@@ -1,4 +1,4 @@
-// The directory that holds an open file, for whoever makes the file's entry in it durable.
+// The directory that holds an open file: syncing it makes the file's entry durable.
 #pragma once
 
 #include <memory>
@@ -11,14 +11,14 @@
 
 namespace tensorferry::files {
 
-// Open as long as the object lives. Thread-safe, as nothing changes.
+// Open as long as the object lives. Immutable, so thread-safe.
 class Directory {
  public:
-  // The directory that holds the regular file `fd` now, wherever it was renamed to since it was
-  // opened as `path`. Of several hard links the one counts by which it was opened; where that is
-  // gone, the directory it was in. nullptr where no entry is left to make durable. An Error where
-  // the directory cannot be found or opened. Without /proc it is found by `path` alone, if the file
-  // is still there.
+  // The directory that holds the regular file `fd` now, even if the file was renamed after it was
+  // opened as `path`. Of several hard links the one by which it was opened counts; if that one was
+  // removed, the directory it was in. Returns nullptr if the file has no entry left. Fails if the
+  // directory cannot be found or opened. Without /proc only `path` counts, if the file is still
+  // there.
   [[nodiscard]] static Result<std::shared_ptr<const Directory>> of(os::System& system, int fd,
                                                                    const std::string& path);
   ~Directory();

@@ -1,5 +1,4 @@
-// Which directory holds an open file: as of now, wherever it was renamed to, with /proc and
-// without.
+// Which directory holds an open file now, after renames too, with /proc and without.
 #include "files/directory.h"
 
 #include <fcntl.h>
@@ -27,7 +26,7 @@ class DirectoryTest : public OpenFileTest {
     for (const char* name : {"old", "new"}) std::filesystem::create_directory(dir.file(name));
   }
 
-  // The inode of the directory that is found; 0 where there is none.
+  // The inode of the directory that is found; 0 if none is.
   static ino_t found(const File& file) {
     const auto directory = file.opened()->directory().or_throw();
     return directory == nullptr ? 0 : facts_of(directory->fd()).st_ino;
@@ -74,7 +73,7 @@ TEST_F(DirectoryTest, a_deleted_file_has_none) {
   EXPECT_EQ(found(file), 0U) << "it has no entry to make durable";
 }
 
-// Nobody can tell where the other link is; most likely beside the one that is gone.
+// Nobody knows where the other link is; most likely beside the one that was removed.
 TEST_F(DirectoryTest, with_its_link_gone_and_another_left_it_is_where_the_link_was) {
   const File file = File::open(make_file("old/data"), Access::read_write);
   ASSERT_EQ(::link(dir.file("old/data").c_str(), dir.file("new/link").c_str()), 0);

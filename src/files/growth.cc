@@ -12,7 +12,7 @@
 
 namespace tensorferry::files {
 
-// The operations under way that make one file longer.
+// The running operations that make one file longer.
 struct Growing {
   explicit Growing(const Identity& known_as) : file(known_as) {}
   ~Growing();
@@ -20,19 +20,19 @@ struct Growing {
   Growing& operator=(const Growing&) = delete;
 
   const Identity file;
-  std::mutex mutex;  // guards what follows, and the end of the file while it is found or cut
+  std::mutex mutex;  // guards the members below, and the end of the file while we read or cut it
   unsigned pending = 0;
   std::uint64_t old_end = 0;
-  std::uint64_t reached = 0;          // the furthest end of all of them
-  std::uint64_t kept_end = 0;         // and of those that have succeeded
-  std::vector<Growth::Range> failed;  // with room for all of them
+  std::uint64_t reached = 0;          // the furthest end of all operations
+  std::uint64_t kept_end = 0;         // the furthest end of those that have succeeded
+  std::vector<Growth::Range> failed;  // has capacity for all ranges
   std::size_t ranges = 0;
 };
 
 namespace {
 
 struct Registry {
-  std::mutex mutex;  // never held while the system is asked for anything
+  std::mutex mutex;  // never held during a system call
   std::map<Identity, std::weak_ptr<Growing>> growing;
 };
 
@@ -42,7 +42,8 @@ Registry& registry() {
   return instance;
 }
 
-// A fork must not copy the registry while another thread changes it; what grows is the parent's.
+// A fork must not copy the registry while another thread changes it. The operations are the
+// parent's.
 [[maybe_unused]] const int fork_watch =
     pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                    [] {
@@ -58,8 +59,8 @@ std::shared_ptr<Growing> growing_of(const Identity& file) {
   return growing;
 }
 
-// Where the file ends once what failed is gone: from the end down, ranges that failed are taken
-// away, until there is something else.
+// The end of the file without failed ranges: removes them from the end downwards, until it meets
+// other bytes.
 std::uint64_t whole_end(std::uint64_t size, Growing& growing) {
   std::uint64_t end = size;
   std::ranges::sort(growing.failed, std::greater(), &Growth::Range::begin);

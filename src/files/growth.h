@@ -1,5 +1,5 @@
-// Files that writes make longer: what a failed write has added to the end is cut off again, so that
-// nobody finds zeros, or the later half of a tensor, where the write never came.
+// Files that writes make longer. Bytes that a failed write has added at the end are cut off again,
+// so that no reader finds zeros, or the later half of a tensor, that were never written.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@ namespace tensorferry::files {
 struct Growing;
 
 // Writes of one operation to one file that reach past its end. When the last such operation of the
-// process on that file has ended and some have failed, the file is cut back: to where the failed
-// ranges at its end begin, and never below its old end or what another operation has written.
+// process on that file has ended and some have failed, the file is cut back to the start of the
+// failed ranges at its end, but never below its old end or below bytes that another operation
+// wrote.
 //
-// Only bytes that failed writes were to write are cut off. What lies below a gap stays, also a
-// hole: another process may be writing there at this moment, and the kernel shows a hole until its
-// bytes have arrived. A file that somebody else has made longer still stays as it is.
+// Only the ranges of failed writes are cut off. Bytes below a gap stay, even a hole: another
+// process may be writing there now, and the kernel shows a hole until its bytes arrive. If somebody
+// else has made the file even longer, it stays as it is.
 //
-// Thread-safe. A file system that does not answer holds up whoever writes to the same file, and
-// nobody else, nor a fork. In a forked child the operations are the parent's, and nothing is cut.
+// Thread-safe. A file system that hangs blocks only writers of the same file, no others and no
+// fork. In a forked child the operations are the parent's, and nothing is cut.
 class Growth {
  public:
   struct Range {
@@ -32,18 +33,19 @@ class Growth {
     std::uint64_t end = 0;
   };
 
-  // Before anything is written. Nothing where no range reaches past the end, and for devices.
+  // Call it before the first write. Returns nullopt if no range reaches past the end, and for
+  // devices.
   [[nodiscard]] static std::optional<Growth> begin(std::shared_ptr<OpenFile> file,
                                                    std::vector<Range> ranges);
   Growth(Growth&&) noexcept = default;
   Growth& operator=(Growth&&) = delete;
   ~Growth();
 
-  // Where the file ended before anything was written.
+  // The end of the file before the first write.
   [[nodiscard]] std::uint64_t old_end() const noexcept { return old_end_; }
 
-  // The writes have ended. Either is called once; the destructor cuts back if neither was. The
-  // Error says that the file could not be cut.
+  // Call one of them, once, when the writes have ended; else the destructor cuts back. cut_back()
+  // fails if the file cannot be cut.
   void keep() noexcept;
   Status cut_back() noexcept;
 

@@ -1,4 +1,4 @@
-// Growth: a failed write takes back what it has added to a file, and nothing else.
+// Growth: a failed write cuts off the bytes that it added to a file, and no others.
 #include "files/growth.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ class GrowthTest : public ::testing::Test {
 TEST_F(GrowthTest, a_failed_write_is_cut_off_at_the_old_end) {
   write(0, 5000);
   Growth growth = begin(4096, 8 * MiB);
-  write(2 * MiB, MiB);  // a part of it, beyond a hole
+  write(2 * MiB, MiB);  // some of it, beyond a hole
   EXPECT_TRUE(growth.cut_back().ok());
   EXPECT_EQ(size(), 5000U);
 }
@@ -97,7 +97,8 @@ TEST_F(GrowthTest, what_another_write_has_brought_is_never_cut) {
 
 TEST_F(GrowthTest, what_lies_below_a_gap_is_never_cut) {
   Growth fails = begin(4 * MiB, 8 * MiB);
-  // By another process, which may have more on its way: the kernel shows a hole until it is there.
+  // By another process, which may be writing more: the kernel shows a hole until those bytes
+  // arrive.
   write(MiB, MiB);
   EXPECT_TRUE(fails.cut_back().ok());
   EXPECT_EQ(size(), 4 * MiB);
@@ -123,7 +124,7 @@ TEST_F(GrowthTest, a_write_over_what_another_has_brought_takes_only_its_own_with
   EXPECT_EQ(size(), 4 * MiB);
 }
 
-// --- A file system that does not answer --------------------------------------------------------
+// --- A file system that hangs ------------------------------------------------------------------
 
 struct Stuck final : os::System {
   int truncate(int fd, std::uint64_t bytes) override {

@@ -1,4 +1,4 @@
-// Which file it is, by whatever name and descriptor.
+// Tells whether two names or descriptors are the same file.
 #pragma once
 
 #include <sys/stat.h>
@@ -15,7 +15,7 @@ struct Identity {
   auto operator<=>(const Identity&) const = default;
 };
 
-// Of what was asked for with STATX_INO.
+// Needs facts that statx() returned for STATX_INO.
 [[nodiscard]] inline Identity identity_of(const struct statx& facts) noexcept {
   return {facts.stx_dev_major, facts.stx_dev_minor, facts.stx_ino};
 }

@@ -22,10 +22,11 @@ namespace {
 // Smaller writes past the end are not worth two more system calls.
 constexpr std::uint64_t reserve_bytes_min = MiB;
 
-// Larger blocks would not fit into the smallest slot.
+// The smallest slot does not hold larger blocks.
 constexpr std::size_t offset_alignment_max = 64 * KiB;
 
-// How long another program has to give up its lease on a file; the kernel takes it away after 45 s.
+// How long we wait for another program to release its lease on a file; the kernel breaks the lease
+// after 45 s.
 constexpr std::chrono::seconds lease_wait_max{60};
 
 std::string hint_for(int code, bool writing) {
@@ -35,52 +36,52 @@ std::string hint_for(int code, bool writing) {
                      : "no such file; check the path";
     case EACCES:
       return writing ? "no permission to write here; check owner and mode"
-                     : "no permission to read it; check owner and mode";
+                     : "no permission to read the file; check owner and mode";
     case EPERM:
-      return "not permitted; it may be immutable or for appending only (see lsattr)";
+      return "not permitted; the file may be immutable or append-only (see lsattr)";
     case ENXIO:
       return "a FIFO, a socket or a device without a driver; give a regular file or a block device";
     case EWOULDBLOCK:
-      return "another program holds a lease on it and does not give it up; try again later";
+      return "another program holds a lease on the file and does not release it; try again later";
     case EISDIR:
-      return "it is a directory; give the path of a file in it";
+      return "this is a directory; give the path of a file in it";
     case EROFS:
-      return "the file system is mounted read-only";
+      return "the file system is mounted read-only; remount it or give another path";
     case EMFILE:
     case ENFILE:
       return "out of file descriptors; raise ulimit -n or close files";
     case ELOOP:
-      return "too many symbolic links";
+      return "too many symbolic links in the path";
     case ENAMETOOLONG:
       return "the path or one of its parts is too long";
     case ENOTDIR:
       return "a part of the path is not a directory";
     case ETXTBSY:
-      return "it is a program that is running";
+      return "the file is a program that is running";
     default:
       return {};
   }
 }
 
-// Whether a second open fails for as long as things stay as they are.
+// Whether another attempt to open the file would fail too.
 bool refused_for_good(int code) noexcept {
   return code == EACCES || code == EPERM || code == ENOENT;
 }
 
-// Whether it is the mode of the file that forbids it, or the want of /proc.
+// Whether the mode of the file is the cause; else /proc is missing.
 bool forbidden(int code) noexcept { return code == EACCES || code == EPERM; }
 
 std::string why_not_twice(int code) {
-  return forbidden(code) ? "its mode does not let it be opened a second time"
-                         : "without /proc it cannot be opened a second time";
+  return forbidden(code) ? "the mode of the file forbids opening it a second time"
+                         : "without /proc the file cannot be opened a second time";
 }
 
 std::string why_demoted(int code) {
-  return why_not_twice(code) + ", so parts of blocks and O_DIRECT exclude each other";
+  return why_not_twice(code) + ", so writes of partial blocks end its use of O_DIRECT";
 }
 
-// Files refer to them to the end. Made when the library is loaded: a forked child might wait for
-// ever for another thread to make them at first use.
+// Never destroyed: files refer to them. Made when the library is loaded: made at first use, a
+// forked child might wait for ever for another thread that was making them.
 const std::string& demoted_by_mode = *new std::string(why_demoted(EACCES));
 const std::string& demoted_without_proc = *new std::string(why_demoted(ENOENT));
 
@@ -100,6 +101,14 @@ Error OpenFile::failure(const char* operation, int code) const {
       {.operation = operation, .path = path_, .code = code, .hint = hint_for(code, writable())});
 }
 
+Error OpenFile::wrong_kind(unsigned mode) const {
+  if (S_ISDIR(mode)) return failure("open", EISDIR);
+  return Error({.operation = "open",
+                .path = path_,
+                .code = EINVAL,
+                .hint = "neither a regular file nor a block device; give one of these"});
+}
+
 bool OpenFile::readable() const noexcept { return open_flags_ != O_WRONLY; }
 bool OpenFile::writable() const noexcept { return open_flags_ != O_RDONLY; }
 
@@ -114,15 +123,11 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
                   .hint = "the path holds a NUL character"});
   }
 
-  // To open a device may do something, so the kind is looked at first.
+  // Opening a device may have effects, so look at the kind of the file first.
   struct statx facts{};
   if (system.stat_path(path.c_str(), STATX_TYPE, &facts) == 0 && !S_ISREG(facts.stx_mode) &&
       !S_ISBLK(facts.stx_mode)) {
-    if (S_ISDIR(facts.stx_mode)) return file->failure("open", EISDIR);
-    return Error({.operation = "open",
-                  .path = path,
-                  .code = EINVAL,
-                  .hint = "neither a regular file nor a block device; give one of these"});
+    return file->wrong_kind(facts.stx_mode);
   }
   const int common = flags | O_CLOEXEC | (flags == O_RDONLY ? 0 : O_CREAT);
   int fd = file->open_path(common | O_DIRECT, permissions);
@@ -134,15 +139,14 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(os::System& system, const std::
   if (fd < 0) return file->failure("open", -fd);
   file->own_flags_ = true;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
-  // From here on it waits: io_uring takes O_NONBLOCK as "rather fail than wait".
+  // Removes O_NONBLOCK: with it io_uring fails requests instead of waiting.
   const int waits = system.set_flags(fd, file->direct() ? O_DIRECT : 0);
   if (waits < 0) return file->failure("fcntl", -waits);
   return file;
 }
 
-// Opens what is at the path without waiting: a FIFO may have taken the file's place since its kind
-// was looked at, and would wait for its other end for ever. What is waited for is a lease, which
-// file servers hold.
+// Opens the path with O_NONBLOCK: somebody may have put a FIFO there meanwhile, which would wait
+// for its other end for ever. Waits only for a lease, which file servers hold.
 int OpenFile::open_path(int flags, unsigned permissions) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + lease_wait_max;
@@ -164,28 +168,31 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
   };
   if (flags < 0) return refuse(-flags, "the descriptor is not open");
   if ((flags & O_APPEND) != 0) {
-    return refuse(EINVAL, "it was opened with O_APPEND, which ignores offsets; open it without");
+    return refuse(EINVAL,
+                  "the descriptor has O_APPEND, which ignores offsets; open the file without it");
   }
-  if ((flags & O_PATH) != 0) return refuse(EBADF, "it was opened with O_PATH");
+  if ((flags & O_PATH) != 0)
+    return refuse(EBADF,
+                  "the descriptor has O_PATH and cannot move bytes; open the file without it");
 
   const int fd = system.duplicate(descriptor);
   if (fd < 0) return file->failure("duplicate descriptor", -fd);
   const bool direct = (flags & O_DIRECT) != 0;
   if (const Status adopted = file->adopt(fd, direct); !adopted.ok()) return adopted.error();
   if ((flags & O_NONBLOCK) != 0 && file->main_fd() == fd) {
-    // io_uring takes it as "rather fail than wait", and the flag is the caller's to clear.
+    // With O_NONBLOCK io_uring fails requests instead of waiting, and only the caller may clear it.
     const Result<int> waits = file->reopen(flags & O_DIRECT);
     if (!waits.ok()) {
       return refuse(waits.error().code(),
-                    "it was opened with O_NONBLOCK, and the file cannot be "
-                    "opened a second time without; open it without");
+                    "the descriptor has O_NONBLOCK, and the file cannot be opened a second time; "
+                    "open it without O_NONBLOCK");
     }
     file->set(direct, waits.value());
     file->own_flags_ = direct;
     system.close(fd);
   }
   if (!direct && file->direct_reason_.empty()) {
-    // The caller's descriptor is buffered; large transfers want one that is not.
+    // The caller's descriptor is buffered; large transfers need a direct one.
     if (Result<int> reopened = file->reopen(O_DIRECT); reopened.ok()) {
       struct statx facts{};
       if (system.statx(reopened.value(), STATX_DIOALIGN, &facts) == 0) {
@@ -194,7 +201,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
         if (Status learned = file->learn_alignment(facts); !learned.ok()) return learned.error();
       } else {
         system.close(reopened.value());
-        file->direct_reason_ = "the alignment of O_DIRECT could not be found out";
+        file->direct_reason_ = "the system does not tell the alignment that O_DIRECT needs";
       }
     } else {
       file->direct_reason_ = "the file could not be opened a second time with O_DIRECT (" +
@@ -212,19 +219,13 @@ void OpenFile::set(bool direct, int fd) noexcept {
   }
 }
 
-// Takes over an open descriptor and learns what it is.
+// Takes ownership of an open descriptor and examines it.
 Status OpenFile::adopt(int fd, bool direct) {
   set(direct, fd);
   struct statx facts{};
   const unsigned mask = STATX_TYPE | STATX_INO | STATX_DIOALIGN;
   if (const int got = system_.statx(fd, mask, &facts); got < 0) return failure("statx", -got);
-  if (S_ISDIR(facts.stx_mode)) return failure("open", EISDIR);
-  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) {
-    return Error({.operation = "open",
-                  .path = path_,
-                  .code = EINVAL,
-                  .hint = "neither a regular file nor a block device; give one of these"});
-  }
+  if (!S_ISREG(facts.stx_mode) && !S_ISBLK(facts.stx_mode)) return wrong_kind(facts.stx_mode);
   regular_ = S_ISREG(facts.stx_mode);
   identity_ = identity_of(facts);
   device_ = regular_ ? &device_of(facts.stx_dev_major, facts.stx_dev_minor)
@@ -232,7 +233,7 @@ Status OpenFile::adopt(int fd, bool direct) {
   return direct ? learn_alignment(facts) : Nothing{};
 }
 
-// Given an open direct descriptor: what it demands, or that it is direct in name only.
+// Learns the alignment that the direct descriptor needs, or that the file is not really direct.
 Status OpenFile::learn_alignment(const struct statx& facts) {
   std::size_t memory_alignment = facts.stx_dio_mem_align;
   std::size_t offset_alignment = facts.stx_dio_offset_align;
@@ -240,18 +241,18 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
     struct statfs holder{};
     if (system_.statfs(direct_fd_, &holder) == 0 &&
         (holder.f_type == TMPFS_MAGIC || holder.f_type == RAMFS_MAGIC)) {
-      direct_reason_ = "the file system lives in memory";
+      direct_reason_ = "the file system is in memory";
     }
     memory_alignment = offset_alignment =
         device_->logical_block_bytes > 0 ? device_->logical_block_bytes : page_bytes();
   } else if (offset_alignment == 0) {
     direct_reason_ = "the file system does not support O_DIRECT on this file";
   } else if (offset_alignment > offset_alignment_max) {
-    direct_reason_ = "O_DIRECT wants blocks of " + std::to_string(offset_alignment) + " bytes here";
+    direct_reason_ = "O_DIRECT needs blocks of " + std::to_string(offset_alignment) + " bytes here";
   }
   if (!direct_reason_.empty()) {
     if (buffered_fd_ < 0 && own_flags_) {
-      buffered_fd_ = std::exchange(direct_fd_, -1);  // open() takes O_DIRECT off it
+      buffered_fd_ = std::exchange(direct_fd_, -1);  // open() removes O_DIRECT from it
       return Nothing{};
     }
     if (const Result<int> buffered = buffered_fd(); !buffered.ok()) return buffered.error();
@@ -263,7 +264,7 @@ Status OpenFile::learn_alignment(const struct statx& facts) {
   return Nothing{};
 }
 
-// Opens the same file once more, also where it has been renamed or deleted since.
+// Opens the same file once more, even if it has been renamed or deleted.
 Result<int> OpenFile::reopen(int extra_flags) {
   const std::string link = "/proc/self/fd/" + std::to_string(main_fd());
   const int flags = open_flags_ | O_CLOEXEC | extra_flags;
@@ -273,7 +274,7 @@ Result<int> OpenFile::reopen(int extra_flags) {
   return fd;
 }
 
-// Without /proc there is the path, as long as the file is there.
+// Without /proc: by the path, if the file is still there.
 Result<int> OpenFile::reopen_by_path(int flags) {
   struct statx mine{};
   struct statx facts{};
@@ -293,10 +294,10 @@ Result<int> OpenFile::reopen_by_path(int flags) {
   return Error({.operation = "open a second time",
                 .path = path_,
                 .code = ENOENT,
-                .hint = "/proc is not mounted, and the file is not at this path; mount /proc"});
+                .hint = "/proc is not mounted, and the file has left this path; mount /proc"});
 }
 
-// Several threads may open it at once: the first one's counts.
+// If several threads open it at once, the first descriptor counts.
 Result<int> OpenFile::buffered_fd() {
   const int known = buffered_fd_.load(std::memory_order_acquire);
   if (known >= 0) return known;
@@ -311,9 +312,8 @@ Result<int> OpenFile::buffered_fd() {
   return first >= 0 ? Result<int>(first) : demote(opened.error());
 }
 
-// Nobody else has this description, unless this process was forked since. Requests under way are
-// served as they began; what comes later goes through the page cache, whole blocks and parts of
-// blocks alike.
+// Nobody else uses this open file, unless this process has forked. Requests in flight end as they
+// began; later ones go through the page cache, whole blocks and partial ones alike.
 Result<int> OpenFile::demote(const Error& refusal) {
   const int code = refusal.code();
   if (!refused_for_good(code)) return refusal;
@@ -322,7 +322,7 @@ Result<int> OpenFile::demote(const Error& refusal) {
                   .path = path_,
                   .code = code,
                   .hint = why_not_twice(code) +
-                          ", and parts of blocks need a descriptor without O_DIRECT: lend one"});
+                          ", and partial blocks need a descriptor without O_DIRECT; give one"});
   }
   if (system_.set_flags(direct_fd_, 0) < 0) return refusal;
   demotion_reason_.store(forbidden(code) ? &demoted_by_mode : &demoted_without_proc,
@@ -372,9 +372,9 @@ void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
   if (!regular_ || !direct() || bytes < reserve_bytes_min) return;
   const std::uint64_t begin = std::max(offset, old_end);
   const std::uint64_t end = offset + bytes;
-  // Where the space is not there, the write shall fail as far on as it can, not here.
+  // If the space is too small, the write itself shall fail, as late as possible.
   if (begin >= end || free_bytes() < end - begin) return;
-  // First the space, then the end: if the first fails, nobody sees a file of zeros.
+  // Allocate first, then move the end: if the first call fails, nobody sees a file of zeros.
   if (system_.fallocate(direct_fd_, FALLOC_FL_KEEP_SIZE, begin, end - begin) < 0) return;
   system_.fallocate(direct_fd_, 0, begin, end - begin);
 }

@@ -1,5 +1,5 @@
-// What the tests of open files share: files on a real disk, descriptors that close themselves, and
-// the check that none is left open.
+// Shared by the tests of open files: files on a real disk, descriptors that close themselves, and
+// the check that none stays open.
 #pragma once
 
 #include <fcntl.h>
@@ -49,7 +49,7 @@ class Descriptor {
   int fd_;
 };
 
-// Every test must close what it opened, on every path.
+// Every test must close every descriptor that it opens.
 class OpenFileTest : public ::testing::Test {
  protected:
   OpenFileTest() : descriptors_before_(open_descriptors()) {}

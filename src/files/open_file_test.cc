@@ -1,5 +1,5 @@
-// Files by path and by descriptor: what opens and how, what is refused and with which words, and
-// that no descriptor is ever left open. Runs on the disk of the working directory.
+// Files by path and by descriptor: how they open, which ones are refused and with which words, and
+// that no descriptor stays open. Runs on the disk of the working directory.
 #include "files/open_file.h"
 
 #include <fcntl.h>
@@ -254,7 +254,7 @@ TEST_F(OpenFileTest, the_callers_descriptor_stays_open_and_unchanged) {
   EXPECT_EQ(::fcntl(callers.number(), F_GETFL), flags);
 }
 
-// io_uring would fail with EAGAIN where it has to wait.
+// Else io_uring would fail with EAGAIN instead of waiting.
 TEST_F(OpenFileTest, a_borrowed_descriptor_that_does_not_wait_stays_so_and_ours_waits) {
   const std::string path = make_file("data");
   const std::size_t before = open_descriptors();
@@ -279,7 +279,7 @@ TEST_F(OpenFileTest, a_file_without_a_name_can_be_borrowed) {
 
 TEST_F(OpenFileTest, an_unusable_descriptor_is_refused_with_a_hint) {
   const std::string path = make_file("data");
-  constexpr int closed = 500;  // a number that nothing else gets here
+  constexpr int closed = 500;  // a number that no descriptor has here
   int pipe_ends[2] = {-1, -1};
   ASSERT_EQ(::pipe(pipe_ends), 0);
   const Descriptor pipe_read(pipe_ends[0]);
@@ -402,7 +402,7 @@ TEST_F(OpenFileTest, a_renamed_file_still_works) {
 
 // --- Faults ----------------------------------------------------------------------------------
 
-// The Nth call of a kind fails: an error value or a fallback, and nothing left open.
+// If the Nth call of a kind fails, the result is an error or a fallback, and nothing stays open.
 TEST_F(OpenFileTest, a_system_call_that_fails_leaves_nothing_open) {
   const std::string path = make_file("data");
   const Descriptor callers(path, O_RDWR);
@@ -454,7 +454,7 @@ TEST_F(OpenFileTest, without_o_direct_the_file_is_buffered_with_a_reason) {
   }
 }
 
-// Opens with O_DIRECT, and says that it wants this alignment; with 0, that it cannot do it.
+// A system whose files need this alignment for O_DIRECT; 0: they do not support it.
 class Aligned : public support::FaultySystem {
  public:
   explicit Aligned(unsigned alignment) : alignment_(alignment) {}

@@ -33,7 +33,7 @@ std::string profile_directory() {
   return config.empty() ? config : config + "/tensorferry/profiles";
 }
 
-// A serial number as a file's name.
+// A file name for an identity.
 std::string file_name_of(const std::string& identity) {
   constexpr std::size_t length_max = 120;
   std::string name = identity.substr(0, length_max);
@@ -77,20 +77,21 @@ std::string save_profile(const Device& device, const Profile& profile) {
   const std::string path = profile_path(device);
   if (path.empty()) {
     throw failure(path, ENOENT,
-                  "there is no block device, or no place to keep profiles: set HOME "
-                  "or TENSORFERRY_PROFILES");
+                  "no block device, or no directory for profiles; set HOME or "
+                  "TENSORFERRY_PROFILES");
   }
   std::ostringstream text;
-  text << "# Measured by `tensorferry tune`; a Handle uses it for " << device.name
-       << " where its options leave\n# the choice. Remove this file to go back to the defaults.\n"
+  text << "# Measured by `tensorferry tune` on " << device.name
+       << ". A Handle uses it for settings that its options\n"
+       << "# leave open. Remove this file to go back to the defaults.\n"
        << "engine " << to_string(profile.engine) << "\nblock_bytes " << profile.block_bytes
        << "\nqueue_depth " << profile.queue_depth << "\nworkers " << profile.workers << '\n';
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error) throw failure(path, error.value(), "its directory cannot be made");
-  constexpr mode_t mode = 0666;  // less the umask: others may be meant to use it
+  if (error) throw failure(path, error.value(), "the directory of the profile cannot be made");
+  constexpr mode_t mode = 0666;  // minus the umask: other users may use it too
   const int kept = os::replace_file(path, text.str(), mode);
-  if (kept < 0) throw failure(path, -kept, "check owner, mode and free space of its directory");
+  if (kept < 0) throw failure(path, -kept, "check owner, mode and free space of the directory");
   return path;
 }
 
@@ -111,7 +112,8 @@ void take_profile(Device& device) {
         blank != std::string::npos && apply(profile, line.substr(0, blank), line.substr(blank + 1));
   }
   if (!sound || profile.block_bytes == 0 || profile.queue_depth == 0 || profile.workers == 0) {
-    device.profile_problem = "the profile " + path + " is damaged and was not used";
+    device.profile_problem =
+        "the profile " + path + " is damaged and is not used; run tensorferry tune again";
     return;
   }
   device.profile = profile;

@@ -1,4 +1,4 @@
-// Profiles are kept, found again and refused when damaged.
+// Profiles are saved, found again, and refused if damaged.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -8,6 +8,7 @@
 
 #include "base/alignment.h"
 #include "files/device.h"
+#include "support/temp_dir.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::files {
@@ -18,11 +19,9 @@ namespace fs = std::filesystem;
 class ProfileTest : public testing::Test {
  protected:
   ProfileTest() {
-    std::string pattern = (fs::temp_directory_path() / "profile_test.XXXXXX").string();
-    place_ = mkdtemp(pattern.data());
     const char* before = getenv("TENSORFERRY_PROFILES");
     if (before != nullptr) before_ = before;
-    setenv("TENSORFERRY_PROFILES", (place_ / "profiles").c_str(), 1);
+    setenv("TENSORFERRY_PROFILES", dir_.file("profiles").c_str(), 1);
     device_.name = "nvme9n9";
     device_.identity = "eui.0025/3852 11";
   }
@@ -32,18 +31,16 @@ class ProfileTest : public testing::Test {
     } else {
       setenv("TENSORFERRY_PROFILES", before_.c_str(), 1);
     }
-    std::error_code ignored;
-    fs::remove_all(place_, ignored);
   }
 
-  fs::path place_;
+  const support::TempDir dir_;
   std::string before_;
   Device device_;
 };
 
 TEST_F(ProfileTest, a_saved_profile_is_taken) {
   const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
-  EXPECT_EQ(path, (place_ / "profiles/eui.0025_3852_11.profile").string());
+  EXPECT_EQ(path, dir_.file("profiles/eui.0025_3852_11.profile"));
   take_profile(device_);
   ASSERT_TRUE(device_.profile.has_value());
   EXPECT_EQ(device_.profile->engine, EngineKind::libaio);
@@ -63,12 +60,12 @@ TEST_F(ProfileTest, the_newer_profile_replaces_the_older) {
 
 TEST_F(ProfileTest, what_lies_beside_a_profile_is_neither_written_nor_followed) {
   const std::string path = save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
-  std::ofstream(place_ / "precious") << "text";
-  // The name that was once used for what is not finished.
-  fs::create_symlink(place_ / "precious", path + ".new");
+  std::ofstream(dir_.file("precious")) << "text";
+  // An earlier version used this name for the unfinished file.
+  fs::create_symlink(dir_.file("precious"), path + ".new");
   save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
   std::string text;
-  std::getline(std::ifstream(place_ / "precious"), text);
+  std::getline(std::ifstream(dir_.file("precious")), text);
   EXPECT_EQ(text, "text");
   EXPECT_TRUE(fs::is_symlink(path + ".new"));
   take_profile(device_);
@@ -78,11 +75,11 @@ TEST_F(ProfileTest, what_lies_beside_a_profile_is_neither_written_nor_followed) 
 TEST_F(ProfileTest, a_link_in_the_place_of_a_profile_is_replaced_and_not_followed) {
   const std::string path = profile_path(device_);
   fs::create_directories(fs::path(path).parent_path());
-  std::ofstream(place_ / "precious") << "text";
-  fs::create_symlink(place_ / "precious", path);
+  std::ofstream(dir_.file("precious")) << "text";
+  fs::create_symlink(dir_.file("precious"), path);
   save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
   EXPECT_FALSE(fs::is_symlink(path));
-  EXPECT_EQ(fs::file_size(place_ / "precious"), 4U);
+  EXPECT_EQ(fs::file_size(dir_.file("precious")), 4U);
 }
 
 TEST_F(ProfileTest, another_device_has_none) {
@@ -106,8 +103,8 @@ TEST_F(ProfileTest, an_empty_variable_switches_profiles_off) {
 TEST_F(ProfileTest, a_path_without_a_device_has_no_profile) { EXPECT_EQ(profile_path({}), ""); }
 
 TEST_F(ProfileTest, a_place_that_cannot_be_made_is_an_error) {
-  std::ofstream(place_ / "file") << "x";
-  setenv("TENSORFERRY_PROFILES", (place_ / "file/profiles").c_str(), 1);
+  std::ofstream(dir_.file("file")) << "x";
+  setenv("TENSORFERRY_PROFILES", dir_.file("file/profiles").c_str(), 1);
   EXPECT_THROW(save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2}), Error);
 }
 

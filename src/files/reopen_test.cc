@@ -1,5 +1,5 @@
-// What happens between looking at a path and having it open, and where a file cannot be opened a
-// second time: nobody waits for ever, nothing else is opened, and parts of blocks can be written.
+// Files that change between the look at a path and its opening, and files that cannot be opened a
+// second time: nobody waits for ever, no other file is opened, and partial blocks can be written.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ int flags_of(int fd) { return ::fcntl(fd, F_GETFL); }
 
 class ReopenTest : public OpenFileTest {
  protected:
-  // Runs `body` as an ordinary user, or without /proc, where files can be made in `dir`.
+  // Run `body` as an ordinary user, or without /proc. It can make files in `dir`.
   support::ChildResult as_nobody(const std::function<std::string()>& body) {
     EXPECT_EQ(::chmod(dir.path().c_str(), 0777), 0);
     return support::run_in_child([&]() -> std::string {
@@ -49,7 +49,7 @@ class ReopenTest : public OpenFileTest {
 
 // --- Between the look and the opening ----------------------------------------------------------
 
-// Something else takes the file's place once its kind has been looked at.
+// Calls `swap` after the look at the kind of a file.
 class Swapping : public os::System {
  public:
   explicit Swapping(std::function<void()> swap) : swap_(std::move(swap)) {}
@@ -97,7 +97,7 @@ TEST_F(ReopenTest, a_device_that_takes_the_files_place_is_refused_and_closed) {
   EXPECT_EQ(opened.error().code(), EINVAL);
 }
 
-// io_uring would fail where it has to wait.
+// Else io_uring would fail instead of waiting.
 TEST_F(ReopenTest, what_was_opened_without_waiting_waits) {
   const std::string path = make_file("data");
   for (const Access access : {Access::read, Access::write, Access::read_write}) {
@@ -108,13 +108,13 @@ TEST_F(ReopenTest, what_was_opened_without_waiting_waits) {
   }
 }
 
-// As file servers hold them.
+// File servers hold leases.
 TEST_F(ReopenTest, a_lease_of_another_program_is_waited_for) {
   const std::string path = make_file("data");
   const auto child = support::run_in_child([&]() -> std::string {
     ::signal(SIGIO, SIG_IGN);  // NOLINT(cert-err33-c): cannot fail
     const Descriptor holder(path, O_RDWR);
-    if (::fcntl(holder.number(), F_SETLEASE, F_WRLCK) != 0) return "no lease to be had";
+    if (::fcntl(holder.number(), F_SETLEASE, F_WRLCK) != 0) return "cannot take a lease";
     std::thread server([&] {
       while (::fcntl(holder.number(), F_GETLEASE) == F_WRLCK) std::this_thread::yield();
       ::fcntl(holder.number(), F_SETLEASE, F_UNLCK);
@@ -128,7 +128,7 @@ TEST_F(ReopenTest, a_lease_of_another_program_is_waited_for) {
 
 // --- A second time -----------------------------------------------------------------------------
 
-// Whether the file takes a part of a block, and the part arrives.
+// Empty if a partial block can be written and arrives.
 std::string part_fault(const File& file) {
   const auto fd = file.opened()->buffered_fd();
   if (!fd.ok()) return fd.error().what();
@@ -207,7 +207,7 @@ TEST_F(ReopenTest, without_proc_and_with_another_file_at_its_path_a_file_can_be_
   EXPECT_TRUE(child.passed()) << child;
 }
 
-// Opens nothing a second time before it may.
+// Opens no file a second time while `stuck`.
 struct Slow final : os::System {
   int open(const char* path, int flags, mode_t mode) override {
     if (std::string(path).starts_with("/proc/self/fd/")) {
@@ -240,7 +240,7 @@ TEST_F(ReopenTest, a_forked_child_does_not_wait_for_a_thread_of_the_parent_that_
 
 // --- Borrowed ----------------------------------------------------------------------------------
 
-// Empty if parts of blocks are refused with an error that holds `word`, and nothing has changed.
+// Empty if partial blocks are refused with an error that contains `word`, and nothing has changed.
 std::string refusal_fault(int callers, const std::string& word) {
   const int flags = flags_of(callers);
   const File file = File::borrow(callers);
@@ -287,7 +287,7 @@ TEST_F(ReopenTest, a_borrowed_buffered_descriptor_needs_no_second_one) {
   EXPECT_TRUE(child.passed()) << child;
 }
 
-// io_uring would fail with EAGAIN again and again.
+// Else io_uring would fail with EAGAIN again and again.
 TEST_F(ReopenTest, a_borrowed_descriptor_that_can_only_not_wait_is_refused) {
   if (::geteuid() != 0) GTEST_SKIP() << "hiding /proc needs root";
   const auto child = without_proc([&]() -> std::string {

@@ -1,4 +1,4 @@
-// Space and alignment: what reserve() does and leaves undone, and devices of 512 and 4096 bytes.
+// Space and alignment: reserve(), and devices with blocks of 512 and 4096 bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -126,7 +126,7 @@ TEST_P(SectorSize, is_the_alignment_of_the_files_on_the_device) {
     const int fd = file.opened()->direct_fd();
     ASSERT_EQ(::pwrite(fd, page.bytes, sizeof page.bytes, 0), ssize_t{sizeof page.bytes});
     EXPECT_EQ(::pread(fd, page.bytes, GetParam(), GetParam()), ssize_t{GetParam()});
-    // And less is refused.
+    // A smaller alignment is refused.
     EXPECT_EQ(::pread(fd, page.bytes, GetParam() / 2, 0), -1);
     EXPECT_EQ(errno, EINVAL);
   }

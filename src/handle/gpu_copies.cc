@@ -21,7 +21,7 @@ Result<GpuCopies::Lane*> GpuCopies::lane(int gpu, Direction direction) {
     if (known.gpu == gpu && known.direction == direction) return &known;
   }
   auto stream = os::GpuStream::open(gpu);
-  if (!stream.ok()) return stream.error();
+  if (!stream.ok()) return explain(stream.error());
   lanes_.push_back(
       {.gpu = gpu, .direction = direction, .stream = std::move(stream.value()), .copies = {}});
   return &lanes_.back();
@@ -33,7 +33,7 @@ Status GpuCopies::start(std::uint32_t tag, const Run& run, const Block& block, s
   if (!found.ok()) return copy_error(run, block, direction, found.error());
   os::GpuStream& stream = *found.value()->stream;
   std::byte* at = direction == Direction::read ? slot + (block.wanted_offset - block.offset) : slot;
-  Status status = Nothing{};
+  CudaStatus status = Nothing{};
   run.plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
                            [&](std::byte* memory, std::size_t bytes) {
                              if (!status.ok()) return;
@@ -41,10 +41,10 @@ Status GpuCopies::start(std::uint32_t tag, const Run& run, const Block& block, s
                                                                    : stream.copy(at, memory, bytes);
                              at += bytes;
                            });
-  Result<std::uint64_t> mark = status.ok() ? stream.mark() : Result<std::uint64_t>(status.error());
+  auto mark = status.ok() ? stream.mark() : CudaResult<std::uint64_t>(status.error());
   if (!mark.ok()) {
     (void)stream.finish();  // some of it may have started
-    return copy_error(run, block, direction, mark.error());
+    return copy_error(run, block, direction, explain(mark.error()));
   }
   found.value()->copies.emplace_back(tag, mark.value());
   ++under_way_;

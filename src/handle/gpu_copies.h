@@ -11,7 +11,7 @@
 #include "base/result.h"
 #include "handle/plan.h"
 #include "handle/transfer.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 
 namespace tensorferry::handle {
 
@@ -50,12 +50,12 @@ void GpuCopies::collect(Ended ended) {
   for (std::size_t i = 0; i < lanes_.size(); ++i) {  // NOLINT(modernize-loop-convert)
     while (!lanes_[i].copies.empty()) {
       const auto [tag, mark] = lanes_[i].copies.front();
-      const Result<bool> reached = lanes_[i].stream->reached(mark);
+      const CudaResult<bool> reached = lanes_[i].stream->reached(mark);
       if (reached.ok() && !reached.value()) break;
       lanes_[i].copies.pop_front();
       --under_way_;
       if (!reached.ok()) (void)lanes_[i].stream->finish();  // the memory is free after this
-      ended(tag, reached.ok() ? Status(Nothing{}) : Status(reached.error()));
+      ended(tag, reached.ok() ? Status(Nothing{}) : Status(explain(reached.error())));
     }
   }
 }

@@ -144,12 +144,13 @@ Status InlineMover::prepare(Slot& slot, const Part& part, const os::GpuFence* fe
     (void)slot.memory->register_with_cuda();
     ledger_->note_unknown_to_cuda(slot.memory->cuda_reason());
     auto stream = os::GpuStream::open(part.gpu);
-    if (!stream.ok()) return stream.error();
+    if (!stream.ok()) return explain(stream.error());
     slot.streams.push_back(std::move(stream.value()));
     found = std::prev(slot.streams.end());
   }
   std::iter_swap(slot.streams.begin(), found);  // the one to use comes first
-  return fence != nullptr ? slot.streams.front()->wait_for(*fence) : Status(Nothing{});
+  if (fence == nullptr) return Nothing{};
+  return explain(slot.streams.front()->wait_for(*fence));
 }
 
 Status InlineMover::copy_slot(Direction direction, const Part& part, Slot& slot, std::byte* in_slot,
@@ -160,9 +161,9 @@ Status InlineMover::copy_slot(Direction direction, const Part& part, Slot& slot,
     return Nothing{};
   }
   os::GpuStream& stream = *slot.streams.front();
-  Status started = stream.copy(fills ? users : in_slot, fills ? in_slot : users, bytes);
-  const Status finished = stream.finish();
-  return started.ok() ? finished : started;
+  CudaStatus started = stream.copy(fills ? users : in_slot, fills ? in_slot : users, bytes);
+  CudaStatus finished = stream.finish();
+  return explain(started.ok() ? std::move(finished) : std::move(started));
 }
 
 Status InlineMover::sync(files::OpenFile& file, Durability durability) {

@@ -12,7 +12,7 @@
 #include "handle/ledger.h"
 #include "handle/part.h"
 #include "memory/region.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "os/system.h"
 #include "tensorferry/options.h"
 

@@ -20,7 +20,7 @@
 #include "handle/plan.h"
 #include "handle/retry.h"
 #include "memory/region.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "tensorferry/error.h"
 #include "tensorferry/operation.h"
 #include "tensorferry/options.h"

@@ -235,7 +235,7 @@ Result<Fences> fences_for(std::span<const Part> parts) {
     }
     last = &part;
     auto fence = os::GpuFence::after(part.gpu, part.stream.handle);
-    if (!fence.ok()) return fence.error();
+    if (!fence.ok()) return explain(fence.error());
     if (fence.value() != nullptr) fences.push_back(std::move(fence.value()));
   }
   if (last != nullptr) memory::register_listed_with_cuda();

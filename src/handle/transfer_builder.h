@@ -11,7 +11,7 @@
 #include "handle/crew.h"
 #include "handle/part.h"
 #include "handle/transfer.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "tensorferry/options.h"
 
 namespace tensorferry::handle {

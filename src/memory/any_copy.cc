@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "os/cuda.h"
 #include "tensorferry/copy.h"
 
 namespace tensorferry::memory {
@@ -10,15 +11,15 @@ Result<std::shared_ptr<os::GpuFence>> work_before(std::span<const std::byte> mem
                                                   CudaStream stream) {
   const std::optional<int> gpu = memory.empty() ? std::nullopt : os::gpu_of(memory.data());
   if (!gpu) return std::shared_ptr<os::GpuFence>();
-  return os::GpuFence::after(*gpu, stream.handle);
+  return explain(os::GpuFence::after(*gpu, stream.handle));
 }
 
 Status wait_for(const std::shared_ptr<os::GpuFence>& work) {
   if (work == nullptr) return Nothing{};
   auto own = os::GpuStream::open(work->device());
-  if (!own.ok()) return own.error();
-  if (Status waits = own.value()->wait_for(*work); !waits.ok()) return waits;
-  return own.value()->finish();
+  if (!own.ok()) return explain(own.error());
+  if (CudaStatus waits = own.value()->wait_for(*work); !waits.ok()) return explain(waits.error());
+  return explain(own.value()->finish());
 }
 
 Status copy_any(std::span<std::byte> to, std::span<const std::byte> from) {
@@ -30,11 +31,11 @@ Status copy_any(std::span<std::byte> to, std::span<const std::byte> from) {
     return Nothing{};
   }
   auto own = os::GpuStream::open(to_gpu ? *to_gpu : *from_gpu);
-  if (!own.ok()) return own.error();
-  if (Status started = own.value()->copy(to.data(), from.data(), to.size()); !started.ok()) {
-    return started;
+  if (!own.ok()) return explain(own.error());
+  if (CudaStatus started = own.value()->copy(to.data(), from.data(), to.size()); !started.ok()) {
+    return explain(started.error());
   }
-  return own.value()->finish();
+  return explain(own.value()->finish());
 }
 
 }  // namespace tensorferry::memory

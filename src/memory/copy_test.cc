@@ -20,7 +20,7 @@ constexpr std::size_t line = 64;
 constexpr std::size_t guard_bytes = 320;  // more than one step of a streaming loop
 constexpr std::byte guard{0xA5};
 
-// A source of random bytes none of which looks like a guard, and a destination between guards.
+// A source of random bytes that never equal a guard, and a destination between guards.
 class Arena {
  public:
   explicit Arena(std::size_t bytes_max)

@@ -6,8 +6,8 @@
 
 namespace tensorferry::memory {
 
-// Copies with stores that bypass the cache. `to` is aligned to 64 bytes and `bytes` is a multiple
-// of stream_step_bytes; the stores are ordered only after a store fence.
+// Copies with stores that bypass the cache. `to` is aligned to 64 bytes, `bytes` is a multiple of
+// stream_step_bytes, and only a store fence orders the stores.
 using StreamLoop = void (*)(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
 inline constexpr std::size_t stream_step_bytes = 256;
@@ -17,11 +17,11 @@ struct CopyVariant {
   StreamLoop stream;
 };
 
-// What this processor and its operating system can run, best first, never empty. The last one is
-// "baseline", which everyone can.
+// The variants that this processor and its operating system can run, best first. The last one is
+// "baseline", which every processor can run.
 [[nodiscard]] std::span<const CopyVariant> copy_variants() noexcept;
 
-// Streams any length from and to any alignment, however short. Ends with a store fence.
+// Streams any length, even a short one, with any alignment. Ends with a store fence.
 void stream_copy(const CopyVariant& variant, std::byte* to, const std::byte* from,
                  std::size_t bytes) noexcept;
 

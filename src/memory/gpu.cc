@@ -8,8 +8,8 @@
 namespace tensorferry {
 
 int gpu_count() {
-  os::start_cuda().or_throw();
-  return os::gpu_count().or_throw();
+  explain(os::start_cuda()).or_throw();
+  return explain(os::gpu_count()).or_throw();
 }
 
 bool is_on_gpu(std::span<const std::byte> memory) noexcept {
@@ -17,8 +17,8 @@ bool is_on_gpu(std::span<const std::byte> memory) noexcept {
 }
 
 GpuBuffer::GpuBuffer(std::size_t bytes, int device) : bytes_(bytes), device_(device) {
-  os::start_cuda().or_throw();
-  data_ = os::allocate_on_gpu(device, std::max<std::size_t>(bytes, 1)).or_throw();
+  explain(os::start_cuda()).or_throw();
+  data_ = explain(os::allocate_on_gpu(device, std::max<std::size_t>(bytes, 1))).or_throw();
 }
 
 GpuBuffer::~GpuBuffer() {

@@ -57,7 +57,7 @@ void PinnedBuffer::free() {
   if (region_ == nullptr) {
     throw Error({.operation = "free page-locked memory",
                  .code = EINVAL,
-                 .hint = "this PinnedBuffer has been freed or moved from already"});
+                 .hint = "this PinnedBuffer has already been freed or moved from"});
   }
   memory::unlist_region(*region_);
   region_.reset();

@@ -1,4 +1,4 @@
-// Page-locked memory: how much, of what kind, who knows of it, and what happens at its end.
+// Page-locked memory: its size and pages, who knows it, and its end.
 #include "tensorferry/pinned_buffer.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ bool is_zero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-// The lines of /proc/self/smaps on the mappings that make up `bytes`, less their `name:`.
+// The lines of /proc/self/smaps for the mappings of `bytes`, without their `name:`.
 std::vector<std::string> smaps_lines(std::span<const std::byte> bytes, const std::string& name) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
   const std::uintptr_t end = begin + bytes.size();
@@ -90,7 +90,7 @@ const std::vector<std::size_t> sizes{
     MiB,     MiB + 1, 2 * MiB - 1, 2 * MiB, 2 * MiB + 1, 3 * MiB + 12'345, 17 * MiB + 1,
     64 * MiB};
 
-// --- What is allocated -----------------------------------------------------------------------
+// --- Allocation ------------------------------------------------------------------------------
 
 TEST(PinnedBuffer, is_zeroed_starts_a_page_and_is_as_long_as_asked) {
   for (const std::size_t bytes : sizes) {
@@ -116,19 +116,19 @@ TEST(PinnedBuffer, takes_whole_pages_and_hardly_more_than_asked) {
   }
 }
 
-// The address space and the resident memory of the process, not only what the Region says.
+// Checks the address space and the resident memory of the process, not only what the Region says.
 TEST(PinnedBuffer, grows_the_process_by_hardly_more_than_asked) {
   if (const char* why = support::no_memory_figures()) GTEST_SKIP() << why;
   for (const std::size_t bytes : {MiB, 3 * MiB + 4096, 33 * MiB + 1, 100 * MiB}) {
     const auto result = support::run_in_child([bytes]() -> std::string {
-      const PinnedBuffer first(MiB);  // whatever is allocated once
+      const PinnedBuffer first(MiB);  // allocates what the process allocates only once
       const std::uint64_t size_before = status_kib("VmSize");
       const std::uint64_t resident_before = status_kib("VmRSS");
       const PinnedBuffer buffer(bytes);
       const std::uint64_t size_kib = status_kib("VmSize") - size_before;
       const std::uint64_t resident_kib = status_kib("VmRSS") - resident_before;
       const auto asked_kib = static_cast<double>(bytes) / KiB;
-      // The kernel counts resident pages in batches: allow it some.
+      // The kernel counts resident pages in batches: allow for some.
       if (static_cast<double>(size_kib) > 1.01 * asked_kib + 4) {
         return std::to_string(size_kib) + " KiB mapped";
       }
@@ -414,7 +414,7 @@ TEST(PinnedBuffer, is_not_in_a_child_which_faults_where_it_touches_it) {
   EXPECT_EQ(buffer.bytes().back(), std::byte{42});
 }
 
-// So that a pointer from before the fork never points at something else.
+// A pointer from before the fork must never point to something else.
 TEST(PinnedBuffer, of_the_parent_has_its_addresses_taken_in_a_child_also_when_it_is_freed) {
   PinnedBuffer buffer(4 * MiB);
   const auto bytes = buffer.bytes();

@@ -26,14 +26,14 @@ struct Listed {
 struct Registry {
   std::mutex mutex;
   std::map<const std::byte*, Listed> listed;
-  std::atomic<bool> unknown_to_cuda{false};  // some may be that are to be known
+  std::atomic<bool> unknown_to_cuda{false};  // whether some still have to be registered
   std::mutex listeners_mutex;
   std::vector<const std::function<void()>*> listeners;
   std::atomic<std::uint64_t> ended{0};
   std::atomic<std::uint64_t> next_id{1};
 };
 
-// Never destroyed: threads may let go of regions after main() has returned.
+// Never destroyed: threads may release regions after main() has returned.
 Registry& registry() {
   static Registry& instance = *new Registry();
   return instance;
@@ -50,7 +50,7 @@ Registry& registry() {
       registry().listeners_mutex.unlock();
     },
     [] {
-      registry().listed.clear();  // they are the parent's, as are the listeners
+      registry().listed.clear();  // regions and listeners are the parent's
       registry().listeners.clear();
       registry().mutex.unlock();
       registry().listeners_mutex.unlock();
@@ -89,7 +89,7 @@ Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& sy
   if (bytes > (std::size_t{1} << 62)) return no_memory();
   const std::size_t mapped_bytes = align_up(std::max<std::size_t>(bytes, 1), page_bytes());
 
-  // A huge page must start at its own size: map more than needed and cut both ends off.
+  // A huge page begins at a multiple of its size: map more than needed and cut off both ends.
   const std::size_t slack = mapped_bytes >= huge_page_bytes ? huge_page_bytes - page_bytes() : 0;
   std::byte* mapped = system.map(mapped_bytes + slack);
   if (mapped == nullptr) return no_memory();
@@ -111,7 +111,7 @@ void Region::populate() {
     huge_page_reason_ = "smaller than a huge page";
   } else if (const int advised = system_.advise(data_, mapped_bytes_, MADV_HUGEPAGE); advised < 0) {
     huge_page_reason_ = "madvise(MADV_HUGEPAGE): " + errno_name(-advised) +
-                        "; the kernel has no transparent huge pages";
+                        "; the kernel does not support transparent huge pages";
   } else if (os::read_text("/sys/kernel/mm/transparent_hugepage/enabled").find("[never]") !=
              std::string::npos) {
     huge_page_reason_ =
@@ -137,13 +137,13 @@ bool Region::register_with_cuda() {
   if (os::cuda() == nullptr) return false;
   const std::lock_guard lock(cuda_mutex_);
   if (cuda_.load(std::memory_order_relaxed) != Cuda::unknown) return true;
-  const Result<std::optional<int>> known = os::register_with_cuda(data_, mapped_bytes_);
+  const CudaResult<std::optional<int>> known = os::register_with_cuda(data_, mapped_bytes_);
   if (known.ok()) {
     const std::optional<int>& device = known.value();
     if (!device) return false;
     cuda_device_ = *device;
   } else {
-    cuda_reason_ = known.error().what();
+    cuda_reason_ = explain(known.error()).what();
   }
   cuda_.store(known.ok() ? Cuda::known : Cuda::refused, std::memory_order_release);
   return true;
@@ -155,7 +155,7 @@ std::string Region::cuda_reason() const {
 }
 
 Region::~Region() {
-  if (generation_ != os::fork_generation()) return;  // the parent's: here is nothing to unmap
+  if (generation_ != os::fork_generation()) return;  // the parent's: nothing is mapped here
   if (cuda_.load(std::memory_order_acquire) == Cuda::known) {
     os::unregister_with_cuda(cuda_device_, data_);
   }
@@ -199,7 +199,8 @@ void unlist_region(const Region& region) noexcept {
 
 std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return nullptr;
-  std::shared_ptr<Region> region;  // outlives the lock: its end takes others, should it be the last
+  std::shared_ptr<Region>
+      region;  // outlives the lock: if it is the last reference, its end takes other locks
   const std::lock_guard lock(registry().mutex);
   auto after = registry().listed.upper_bound(bytes.data());
   if (after == registry().listed.begin()) return nullptr;

@@ -1,6 +1,6 @@
-// A stretch of page-locked memory, and the process-wide list of those that users hold. Rings
-// register regions by id; when a region ends, whoever registered it is told, so that the kernel
-// lets go of the pages too.
+// Regions of page-locked memory, and the process-wide list of those that users hold. Rings register
+// regions by id. When a region ends, its listeners are called, so that rings unregister it and the
+// kernel releases the pages too.
 #pragma once
 
 #include <atomic>
@@ -20,12 +20,12 @@
 
 namespace tensorferry::memory {
 
-// Immutable once made. Unmapped when the last reference goes, from whichever thread. Children of
-// fork() do not get it: what they inherit of a Region is addresses at which nothing is, for good.
+// Consecutive page-locked memory. Does not change, except for its registrations. The last reference
+// unmaps it, on any thread. Children of fork() do not get the memory; its addresses stay reserved.
 class Region {
  public:
-  // Maps whole pages (huge ones where possible), zeroed, and locks them. Over the memlock limit the
-  // memory works unlocked and lock_reason() says so. Fails with ENOMEM only.
+  // Maps whole pages (huge ones if possible), zeroed, and locks them. Over the memlock limit the
+  // memory works unlocked, and lock_reason() says so. Fails only with ENOMEM.
   [[nodiscard]] static Result<std::shared_ptr<Region>> create(std::size_t bytes,
                                                               os::System& system);
   ~Region();
@@ -33,8 +33,8 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }  // as asked
-  // Whether all of `bytes` are in it.
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }  // as requested
+  // Whether all of `bytes` lie in the region.
   [[nodiscard]] bool holds(std::span<const std::byte> bytes) const noexcept {
     const auto skipped =
         reinterpret_cast<std::uintptr_t>(bytes.data()) - reinterpret_cast<std::uintptr_t>(data_);
@@ -45,13 +45,13 @@ class Region {
   [[nodiscard]] const std::string& lock_reason() const noexcept { return lock_reason_; }
   [[nodiscard]] const std::string& huge_page_reason() const noexcept { return huge_page_reason_; }
 
-  // Makes the region known to CUDA, if the process has a context and it is not known already; it
-  // stays so to its end. False where that is still to be done. Where CUDA refuses, the memory works
-  // all the same, and cuda_reason() says why it is not known.
+  // Registers the region with CUDA, once, until it ends. Returns false if the process has no CUDA
+  // context yet: call it again later. If CUDA refuses, the memory works all the same, and
+  // cuda_reason() says why.
   bool register_with_cuda();
   [[nodiscard]] std::string cuda_reason() const;
 
-  // Says that a ring has registered the region: its end will be announced (see EndOfRegions).
+  // Notes that a ring has registered the region: its end will call the listeners (EndOfRegions).
   void mark_registered() noexcept { registered_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -71,24 +71,24 @@ class Region {
 
   enum class Cuda : std::uint8_t { unknown, known, refused };
   std::atomic<Cuda> cuda_{Cuda::unknown};
-  int cuda_device_ = 0;            // by which it is known
-  mutable std::mutex cuda_mutex_;  // held while it becomes known; guards the reason
+  int cuda_device_ = 0;            // that registered it
+  mutable std::mutex cuda_mutex_;  // held during the registration; guards the reason
   std::string cuda_reason_;
 };
 
-// The list of regions that users hold. Thread-safe, also across fork: a child begins with none.
+// The list of regions that users hold. Thread-safe, also across fork: the list of a child is empty.
 void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda);
-// Makes those known to CUDA that are to be and are not. Quick when there are none.
+// Registers those with CUDA that should be and are not yet. Quick if none is left.
 void register_listed_with_cuda();
 void unlist_region(const Region& region) noexcept;
-// The listed region that holds all of `bytes`, or nullptr. An empty span is in none.
+// The listed region that holds all of `bytes`, or nullptr. No region holds an empty span.
 [[nodiscard]] std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept;
 
 // How many registered regions have ended so far in this process.
 [[nodiscard]] std::uint64_t ended_regions() noexcept;
 
-// Calls `listener` after each end of a registered region, from the thread that ended it, until
-// destroyed. The listener must not take locks that are held while regions are let go.
+// While it lives, calls `listener` after the end of each registered region, on the thread that
+// ended it. The listener must not take a lock that anybody holds while releasing a region.
 class EndOfRegions {
  public:
   explicit EndOfRegions(std::function<void()> listener);

@@ -1,10 +1,11 @@
-// Copies into slots, through the cache or past it, whichever costs less at the moment.
+// Copies into slots, through the cache or past it: the way that is cheaper now.
 //
-// Through the cache is best as a rule: a slot is used again and again, and the drive finds it in
-// the cache too. But where a thread of the host is the drive, as for virtual machines, it takes the
-// slot's lines to the core that it runs on. When the host moves it away, getting them back takes
-// three times as long, for seconds; a copy past the cache does not mind. Nothing says so, but the
-// clock does: both ways are timed, and one copy in `trial_period` goes the other way.
+// Through the cache is usually best: a slot is used again and again, and the drive finds its bytes
+// in the cache too. In a virtual machine, however, a thread of the host plays the drive, and takes
+// the lines of the slot to the core that it runs on. If the host moves that thread to another core,
+// getting the lines back takes three times as long, for seconds; a copy past the cache is not
+// affected. Only the clock shows this: we time both ways, and one copy in `trial_period` goes the
+// other way.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +18,12 @@
 
 namespace tensorferry::memory {
 
-// Which way the next copy takes.
+// Chooses the way of the next copy.
 class SlotWay {
  public:
   static constexpr unsigned trial_period = 32;
-  // Past the cache is worth it only if the way through it is slower by this: what lies in the cache
-  // the drive reads faster, too.
+  // Copies go past the cache only if the way through it is slower by this factor: the drive, too,
+  // reads faster from the cache.
   static constexpr double worth_it = 1.5;
   // 5 GB/s: no copy is much slower unless it was interrupted.
   static constexpr double first_cost_max = 0.2;
@@ -32,8 +33,8 @@ class SlotWay {
     return usual() != trial ? Destination::cold : Destination::any;
   }
 
-  // What a copy that way took. One that was interrupted tells nothing, so no single one decides: it
-  // counts for twice the usual at most, and the first for `first_cost_max`.
+  // Notes the cost of a copy. A copy that was interrupted says nothing, so no single one decides:
+  // it counts at most twice the usual cost, and the first at most `first_cost_max`.
   void took(Destination way, double nanoseconds_per_byte) noexcept {
     double& cost = costs_[static_cast<std::size_t>(way)];
     if (cost == 0) {
@@ -44,19 +45,19 @@ class SlotWay {
   }
 
  private:
-  // Whether it is past the cache.
+  // Whether the usual way is past the cache.
   [[nodiscard]] bool usual() const noexcept {
     return costs_[1] > 0 && costs_[0] > worth_it * costs_[1];
   }
 
-  std::array<double, 2> costs_{};  // by Destination; 0 is not known yet
+  std::array<double, 2> costs_{};  // by Destination; 0: not known yet
   unsigned copies_ = 0;
 };
 
-// For one thread.
+// Used by one thread.
 class SlotCopy {
  public:
-  // Shorter ones are not worth a look at the clock.
+  // Shorter copies are not worth a look at the clock.
   static constexpr std::size_t timed_bytes_min = std::size_t{64} << 10;
 
   void operator()(std::span<std::byte> slot, std::span<const std::byte> from) noexcept {

@@ -11,7 +11,7 @@
 namespace tensorferry::memory {
 namespace {
 
-// How many of `copies` went past the cache, where each way costs this much.
+// How many of `copies` go past the cache if each way has this cost.
 int past_cache(SlotWay& way, int copies, double through, double past) {
   int count = 0;
   for (int i = 0; i < copies; ++i) {
@@ -38,9 +38,9 @@ TEST(SlotWay, does_not_leave_the_cache_for_a_little) {
 TEST(SlotWay, goes_past_a_cache_that_is_slow_and_comes_back) {
   SlotWay way;
   past_cache(way, copies, 0.09, 0.09);
-  // A few copies notice it; then only trials go through the cache.
+  // After a few copies only trials go through the cache.
   EXPECT_GT(past_cache(way, copies, 0.30, 0.09), copies - rounds - 8);
-  // Trials notice the end of it, so it takes some, and then all is as before.
+  // Only trials notice the end of it: after some of them all is as before.
   past_cache(way, 8 * static_cast<int>(SlotWay::trial_period), 0.09, 0.09);
   EXPECT_EQ(past_cache(way, copies, 0.09, 0.09), rounds);
 }
@@ -58,7 +58,7 @@ TEST(SlotWay, is_not_moved_by_first_copies_that_were_interrupted) {
     way.took(way_taken, 100);
     past_cache(way, 8 * static_cast<int>(SlotWay::trial_period), 0.09, 0.09);
     EXPECT_EQ(past_cache(way, copies, 0.09, 0.09), rounds);
-    // Neither does it take longer to see what is so.
+    // Nor does it take longer to find the better way.
     EXPECT_GT(past_cache(way, copies, 0.30, 0.09), copies - rounds - 8);
   }
 }

@@ -1,4 +1,4 @@
-// The environment, as far as it may steer this process: nobody else reads variables.
+// The environment variables that may steer this process. No other file reads variables.
 #pragma once
 
 #include <optional>
@@ -6,12 +6,12 @@
 
 namespace tensorferry::os {
 
-// Whether the program has rights that whoever started it need not have: setuid, setgid or
-// capabilities of its file. It stays so when the program gives them up.
+// Whether the program has more rights than the user who started it: setuid, setgid or capabilities
+// of its file. Stays true after the program has given them up.
 [[nodiscard]] bool privileged() noexcept;
 
-// A variable; nullopt where it is not set, and in a privileged program: those who start it must not
-// choose its settings or its files.
+// The value of a variable; nullopt if it is not set, and in a privileged program: the user who
+// starts that must not choose its settings or files.
 [[nodiscard]] std::optional<std::string> variable(const char* name);
 
 }  // namespace tensorferry::os

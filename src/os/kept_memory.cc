@@ -20,13 +20,13 @@ struct Kept {
   Ranges parents;
 };
 
-// Never destroyed: memory may go after main() has returned.
+// Never destroyed: memory may be freed after main() has returned.
 Kept& kept() {
   static Kept& all = *new Kept();
   return all;
 }
 
-// Takes addresses at which nothing is. False if something is.
+// Reserves addresses. Returns false if something is mapped there.
 bool hold(const std::byte* first, std::size_t bytes) noexcept {
   void* const held =
       ::mmap(const_cast<std::byte*>(first), bytes, PROT_NONE,
@@ -34,9 +34,9 @@ bool hold(const std::byte* first, std::size_t bytes) noexcept {
   return held != MAP_FAILED || errno != EEXIST;
 }
 
-// In a child: takes the addresses that it has inherited nothing at, before anything else can be
-// mapped there. A pointer from before the fork must not come to point at something else. Neighbours
-// are taken in one call: there may be thousands.
+// In a child: reserves the addresses of the memory that it did not inherit, before anything else is
+// mapped there. A pointer from before the fork must never point to something else. Reserves
+// neighbours with one call: there may be thousands.
 void hold_addresses() noexcept {
   Kept& all = kept();
   for (auto begin = all.own.begin(); begin != all.own.end();) {
@@ -47,7 +47,7 @@ void hold_addresses() noexcept {
       begin = end;
       continue;
     }
-    // Some of it has been inherited after all: somebody took our advice back.
+    // The child has inherited some of it: somebody undid MADV_DONTFORK.
     while (begin != end) {
       begin = hold(begin->first, begin->second) ? std::next(begin) : all.own.erase(begin);
     }

@@ -1,4 +1,4 @@
-// Memory that children of fork() do not get: what is there in the child, and in the parent.
+// Memory that children of fork() do not get: what the child and the parent see.
 #include "os/kept_memory.h"
 
 #include <gtest/gtest.h>
@@ -89,7 +89,7 @@ TEST_F(KeptMemory, is_known_by_any_of_its_bytes_and_only_in_a_child) {
 
 TEST_F(KeptMemory, that_is_kept_no_more_is_any_memory) {
   memory.front() = std::byte{42};
-  // At its end its owner unmaps it; here the advice is taken back instead.
+  // Normally the owner unmaps the memory then; this test undoes the advice instead.
   std::optional<KeptFromChildren> kept(std::in_place, System::real(), memory);
   kept.reset();
   ASSERT_EQ(System::real().advise(memory.data(), memory.size(), MADV_DOFORK), 0);

@@ -1,11 +1,11 @@
-// Functions of libraries that are found at run time.
+// Functions of libraries that are loaded at run time.
 #pragma once
 
 #include <dlfcn.h>
 
 namespace tensorferry::os {
 
-// Takes a function out of a library that dlopen() has given; false if it has none of that name.
+// Finds a function in a library that dlopen() returned. Returns false if the library lacks it.
 template <class Function>
 bool find_function(void* library, const char* name, Function& function) noexcept {
   function = reinterpret_cast<Function>(dlsym(library, name));

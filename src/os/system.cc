@@ -30,7 +30,7 @@ T or_errno(T result) noexcept {
   return result < 0 ? static_cast<T>(-errno) : result;
 }
 
-// ioctl PAGEMAP_SCAN of Linux 6.7, which older headers do not have.
+// ioctl PAGEMAP_SCAN of Linux 6.7, which older headers lack.
 struct PageRegion {
   std::uint64_t start, end, categories;
 };
@@ -44,7 +44,7 @@ constexpr unsigned long page_scan_request = _IOWR('f', 16, PageScan);
 
 std::atomic<std::uint64_t> generation{0};
 
-// Counting from the moment the library is loaded, so that no Handle can be older than the counter.
+// Counts from the moment the library is loaded, so that no Handle is older than the counter.
 [[maybe_unused]] const int fork_watch =
     pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
 
@@ -188,7 +188,7 @@ std::size_t last_level_cache_bytes(const std::string& folder) {
 
 std::string read_text(const std::string& path) {
   System& system = System::real();
-  // Without waiting, should somebody have put a FIFO there.
+  // Does not wait if somebody has put a FIFO there.
   const int fd = system.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
   if (fd < 0) return {};
   std::string text;
@@ -242,14 +242,14 @@ int open_own_file(const std::string& path) {
   constexpr int flags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY;
   int fd = system.open(path.c_str(), flags | O_CREAT | O_EXCL, 0600);
   if (fd != -EEXIST) return fd;
-  fd = system.open(path.c_str(), flags | O_NONBLOCK, 0);  // a FIFO would be waited for
+  fd = system.open(path.c_str(), flags | O_NONBLOCK, 0);  // does not wait for a FIFO
   if (fd < 0) return fd;
   struct statx facts{};
   int problem = system.statx(fd, STATX_TYPE | STATX_NLINK | STATX_UID, &facts);
   if (problem == 0 && !S_ISREG(facts.stx_mode)) problem = -EINVAL;
   if (problem == 0 && facts.stx_uid != ::geteuid()) problem = -EPERM;
   if (problem == 0 && facts.stx_nlink != 1) problem = -EMLINK;
-  if (problem == 0) (void)::fchmod(fd, 0600);  // where the file system has modes
+  if (problem == 0) (void)::fchmod(fd, 0600);  // some file systems have no modes
   if (problem == 0) problem = system.truncate(fd, 0);
   if (problem == 0) return fd;
   system.close(fd);

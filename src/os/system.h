@@ -1,8 +1,8 @@
 // The one seam to the operating system: every system call of the library that liburing or libaio
-// does not make goes through here, so a test can replace one and let it fail.
+// does not make goes through here, so that a test can replace it and make it fail.
 //
-// Each call returns what the kernel returned, or -errno; none sets or reads errno at its callers.
-// No call is retried here and no error is judged here (handle/retry does both). Thread-safe.
+// Each call returns what the kernel returned, or -errno; callers never use errno itself. Nothing
+// here retries a call or judges an error (handle/retry does both). Thread-safe.
 #pragma once
 
 #include <sys/stat.h>
@@ -28,7 +28,7 @@ class System {
   virtual int close(int fd);
   virtual int duplicate(int fd);  // close-on-exec
   virtual int flags(int fd);      // F_GETFL
-  // F_SETFL: which of O_DIRECT, O_NONBLOCK and O_APPEND are on, for all who share the description.
+  // F_SETFL: sets O_DIRECT, O_NONBLOCK and O_APPEND, for every descriptor of this open file.
   virtual int set_flags(int fd, int flags);
 
   virtual ssize_t pread(int fd, std::byte* memory, std::size_t bytes, std::uint64_t offset);
@@ -48,67 +48,67 @@ class System {
   virtual int stat_at(int directory, const char* name, unsigned mask, struct statx* facts);
   virtual int make_directory_at(int directory, const char* name, mode_t mode);
   virtual int remove_at(int directory, const char* name, int flags);  // unlinkat
-  // Makes the file this process's own, until it is closed: 0, or -EWOULDBLOCK if it is another's.
+  // Locks the file until this process closes it: 0, or -EWOULDBLOCK if another process holds the
+  // lock.
   virtual int lock_file(int fd);
 
-  // Private anonymous memory, zeroed. nullptr when there is none.
+  // Maps private anonymous memory, zeroed. Returns nullptr if the system has too little.
   virtual std::byte* map(std::size_t bytes);
-  // A file in place of that much memory; what is written to it stays private. 0 or -errno.
+  // Maps a file over that memory; writes to the memory stay private. 0 or -errno.
   virtual int map_file(std::byte* memory, std::size_t bytes, int fd, std::uint64_t offset);
   virtual int unmap(std::byte* memory, std::size_t bytes);
   virtual int lock(std::byte* memory, std::size_t bytes);
   virtual int advise(std::byte* memory, std::size_t bytes, int advice);
-  // How many of `bytes` are in huge pages, or -errno (ENOTTY before Linux 6.7).
+  // The number of `bytes` that are in huge pages, or -errno (ENOTTY before Linux 6.7).
   virtual std::int64_t huge_bytes(std::byte* memory, std::size_t bytes);
   // Whether the page at `page` is in memory: 1 or 0, or -errno.
   virtual int resident(std::byte* page);
 
-  // The real one, alive for the whole process.
+  // The real system. Never destroyed.
   static System& real();
 };
 
-// The text of a small file of the system (sysfs, procfs), or empty when it cannot be read.
+// The text of a small file of the system (sysfs, procfs); empty if it cannot be read.
 [[nodiscard]] std::string read_text(const std::string& path);
 
-// The size of the last cache before memory, as the processors below `folder` have it; 32 MiB where
-// that is not told.
+// The size of the last cache before memory, from the sysfs folder of a processor; 32 MiB if that
+// does not tell.
 [[nodiscard]] std::size_t last_level_cache_bytes(
     const std::string& folder = "/sys/devices/system/cpu/cpu0/cache");
 
-// Writes all of the text to a place in a file. 0 or -errno.
+// Writes all of the text at an offset of a file. 0 or -errno.
 [[nodiscard]] int write_all(int fd, std::string_view text, std::uint64_t offset);
 
-// Puts a file with this text in place of whatever is at `path`: readers see the old one or the new
-// one. The text is first written beside it, to a file that is made for it under a name that nobody
-// can foresee. 0 or -errno; after a failure everything is as it was.
+// Replaces the file at `path` by one with this text: readers see the old file or the new one.
+// Writes the text to a new file beside it first, under a name that nobody can predict. 0 or -errno;
+// after a failure the old file is unchanged.
 [[nodiscard]] int replace_file(const std::string& path, std::string_view text, mode_t mode);
 
-// A file to write to, from its beginning, that is this user's alone, with mode 0600: one that is
-// made now, or a regular one that belongs to this user and has one name, which is emptied. Links
-// are not followed. The descriptor or -errno: ELOOP for a link, EINVAL for what is no regular file,
-// EPERM for one of another user's, EMLINK for one with several names; all of them stay as they
-// were.
+// Opens an empty file for writing that only this user can access (mode 0600): creates it, or
+// empties a regular file that belongs to this user and has one name. Does not follow links. Returns
+// the descriptor or -errno: ELOOP for a link, EINVAL if it is not a regular file, EPERM if it
+// belongs to another user, EMLINK if it has several names. Such files stay unchanged.
 [[nodiscard]] int open_own_file(const std::string& path);
 
-// Where a symbolic link points, or empty.
+// The target of a symbolic link; empty if it cannot be read.
 [[nodiscard]] std::string read_link(const std::string& path);
 
-// The path without links and dots, or empty where nothing is there.
+// The path without links and dots; empty if it does not exist.
 [[nodiscard]] std::string real_path(const std::string& path);
 
-// The names in an open directory, without . and .., in no order.
+// The names in an open directory, without . and .., in any order.
 [[nodiscard]] std::vector<std::string> list_directory(int directory);
 
 // RLIMIT_MEMLOCK.
 [[nodiscard]] std::uint64_t memlock_limit_bytes() noexcept;
 
-// Counts the forks that led to this process: 0 in a process that never was a child of a user of
-// this library. What was made under another number belongs to the parent.
+// Counts the forks, since the library was loaded, that led to this process. An object that was made
+// in another generation belongs to the parent.
 [[nodiscard]] std::uint64_t fork_generation() noexcept;
 
-// Deletes what this process has made. What a child of fork() has inherited it leaves as it is:
-// threads of the parent may have been in the middle of it, may hold its locks for ever, and a
-// condition variable does not end before those who wait for it do.
+// A deleter that deletes only objects that this process has made. A child of fork() leaks those
+// that it inherits: a thread of the parent may have been changing them, their locks may stay locked
+// for ever, and a condition variable cannot be destroyed while threads wait for it.
 struct DeleteOwn {
   std::uint64_t generation = fork_generation();
   template <class Made>

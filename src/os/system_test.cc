@@ -1,4 +1,4 @@
-// Every call says what the kernel said: a result, or -errno, whatever errno was before.
+// Every call returns what the kernel reported: a result or -errno, whatever errno was before.
 #include "os/system.h"
 
 #include <fcntl.h>
@@ -203,7 +203,7 @@ TEST(ReadText, reads_files_that_know_no_size_and_are_longer_than_a_chunk) {
   EXPECT_NE(text.find("Size:"), std::string::npos);
 }
 
-// Runs `check` in a child; true when it held there.
+// Whether `check` holds in a child.
 template <class Check>
 bool holds_in_child(Check check) {
   const pid_t child = fork();
@@ -238,7 +238,7 @@ TEST(MemlockLimit, is_the_soft_limit) {
   EXPECT_EQ(memlock_limit_bytes(), limit.rlim_cur);
 }
 
-// A directory in which somebody has put things in the way.
+// A directory in which somebody else has made files.
 class OwnFile : public testing::Test {
  protected:
   [[nodiscard]] static std::string text_of(const std::string& path) {

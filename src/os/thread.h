@@ -8,17 +8,17 @@
 
 namespace tensorferry::os {
 
-// Starts a thread that blocks every signal (handlers keep running in the user's threads). Nothing
-// when the system has no thread left. `name` shows in debuggers and `top -H`, 15 characters at
-// most.
+// Starts a thread that blocks every signal, so that handlers run in the user's threads. Returns
+// nullopt if the system cannot start another thread. `name` shows in debuggers and `top -H`; at
+// most 15 characters.
 [[nodiscard]] std::optional<std::thread> start_thread(const char* name, std::function<void()> body);
 
-// For who has called a user on whichever thread. If that is one of ours and the user has forked,
-// this is the child, made since `generation`: there is nothing to go on with, and the thread ends
-// here, without a word. It is the child's only one, unless the user has started others.
+// Call it after a callback of the user has returned, with the fork generation from before. If the
+// callback ran on a thread of the library and forked, this is the child, in which the thread cannot
+// go on: it ends here, silently. It is the child's only thread, unless the user has started others.
 void end_forked_thread(std::uint64_t generation) noexcept;
 
-// CPU time that a running thread has used so far.
+// The CPU time that a running thread has used so far.
 [[nodiscard]] double cpu_seconds(std::thread& thread) noexcept;
 [[nodiscard]] double cpu_seconds_of_this_thread() noexcept;
 

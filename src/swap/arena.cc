@@ -1,7 +1,5 @@
 #include "swap/arena.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -9,6 +7,7 @@
 #include <optional>
 
 #include "base/alignment.h"
+#include "os/fork_mutex.h"
 #include "os/kept_memory.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
@@ -18,7 +17,7 @@ namespace tensorferry::swap {
 
 namespace {
 
-// All of the process. Never destroyed: buffers may outlive main().
+// All arenas of the process. Never destroyed: buffers may outlive main().
 struct Arenas {
   std::mutex mutex;
   std::map<const std::byte*, std::weak_ptr<Arena>> by_address;
@@ -29,12 +28,10 @@ Arenas& arenas() {
   return all;
 }
 
-// A fork must not copy it while another thread changes it.
-[[maybe_unused]] const int fork_watch =
-    pthread_atfork([] { arenas().mutex.lock(); }, [] { arenas().mutex.unlock(); },
-                   [] { arenas().mutex.unlock(); });
+std::mutex& arenas_mutex() { return arenas().mutex; }
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<arenas_mutex>();
 
-Memory page_locked(std::size_t bytes) {
+OwnedMemory page_locked(std::size_t bytes) {
   auto buffer = std::make_shared<const PinnedBuffer>(bytes);
   return {buffer->bytes(), buffer};
 }
@@ -46,7 +43,7 @@ Error no_memory(std::size_t bytes) {
                 .hint = "make buffer_bytes smaller"});
 }
 
-// Mapped memory that children of fork() do not get, as they do not get page-locked memory.
+// Mapped memory that children of fork() do not get, just as page-locked memory.
 class Mapped {
  public:
   explicit Mapped(std::span<std::byte> memory)
@@ -63,7 +60,7 @@ class Mapped {
   std::optional<os::KeptFromChildren> kept_;
 };
 
-Memory ordinary(std::size_t bytes) {
+OwnedMemory ordinary(std::size_t bytes) {
   if (bytes == 0) return {};
   std::byte* const data = os::System::real().map(bytes);
   if (data == nullptr) throw no_memory(bytes);
@@ -82,7 +79,7 @@ std::span<std::byte> Lease::pages() const noexcept {
   return arena_->memory_.bytes.subspan(extent_.offset, extent_.bytes);
 }
 
-Arena::Arena(Memory memory) : memory_(std::move(memory)), generation_(os::fork_generation()) {
+Arena::Arena(OwnedMemory memory) : memory_(std::move(memory)), generation_(os::fork_generation()) {
   free_.grow(size());
 }
 
@@ -143,7 +140,8 @@ std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto first = reinterpret_cast<std::uintptr_t>(memory_.bytes.data());
   if (begin < first || begin - first >= size()) return nullptr;
-  std::shared_ptr<Lease> lease;  // outlives the lock, should it be the last
+  std::shared_ptr<Lease>
+      lease;  // outlives the lock: if it is the last reference, its end takes the lock
   const std::lock_guard lock(mutex_);
   const auto next = leases_.upper_bound(begin - first);
   if (next == leases_.begin()) return nullptr;

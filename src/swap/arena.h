@@ -1,4 +1,4 @@
-// The memory of a swap space and who holds which part of it.
+// The buffers of a swap space, and the leases that divide them.
 #pragma once
 
 #include <condition_variable>
@@ -16,13 +16,13 @@ namespace tensorferry::swap {
 
 class Arena;
 
-// Memory and whoever gives it back.
-struct Memory {
+// Memory and the object that frees it.
+struct OwnedMemory {
   std::span<std::byte> bytes;
   std::shared_ptr<const void> owner;
 };
 
-// A stretch of the arena, of whole pages. Its end gives the room back.
+// Whole pages of the arena, for one user. Its destructor gives them back.
 class Lease {
  public:
   Lease(std::shared_ptr<Arena> arena, Extent extent, std::size_t asked_bytes);
@@ -31,7 +31,7 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return pages().first(asked_bytes_); }
-  [[nodiscard]] std::span<std::byte> pages() const noexcept;  // the same, rounded up
+  [[nodiscard]] std::span<std::byte> pages() const noexcept;  // rounded up to whole pages
 
  private:
   const std::shared_ptr<Arena> arena_;
@@ -39,8 +39,8 @@ class Lease {
   const std::size_t asked_bytes_;
 };
 
-// Thread-safe. In a child of fork() it stays as it was, for ever: leases that end there give
-// nothing back, and none is found.
+// Thread-safe. In a child of fork() it never changes: leases that end there give nothing back, and
+// holder() finds none.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   // Throws Error (ENOMEM).
@@ -49,16 +49,17 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // Returns nullptr if no free extent is large enough.
   [[nodiscard]] std::shared_ptr<Lease> try_take(std::size_t bytes);
 
-  // The lease that all of `memory` lies in, of whichever arena of the process, or nullptr.
+  // The lease, of any arena of the process, that holds all of `memory`; nullptr if none does.
   [[nodiscard]] static std::shared_ptr<Lease> holder(std::span<const std::byte> memory);
 
-  // Counts what was given back; wait_until() returns when it is another than `seen`, or when the
-  // deadline passes (false).
+  // changes() counts the leases that were given back. wait_until() blocks until the count differs
+  // from `seen`, or returns false if the deadline passes first.
   [[nodiscard]] std::uint64_t changes() const;
   bool wait_until(std::uint64_t seen, std::chrono::steady_clock::time_point deadline);
-  // Something else than a lease has become free: whoever waits shall look again.
+  // Wakes all waiting threads: room can be made now although no lease was given back.
   void touch();
 
   [[nodiscard]] std::size_t size() const noexcept { return memory_.bytes.size(); }
@@ -66,16 +67,16 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   friend class Lease;
-  explicit Arena(Memory memory);
+  explicit Arena(OwnedMemory memory);
   void give_back(Extent extent);
   [[nodiscard]] std::shared_ptr<Lease> find(std::span<const std::byte> memory);
 
-  const Memory memory_;
+  const OwnedMemory memory_;
   const std::uint64_t generation_;  // of forks
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t changes_ = 0;
-  Extents free_;
+  FreeExtents free_;
   std::map<std::uint64_t, std::weak_ptr<Lease>> leases_;  // by offset
 };
 

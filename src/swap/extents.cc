@@ -5,23 +5,23 @@
 
 namespace tensorferry::swap {
 
-void Extents::add(Extent extent) {
+void FreeExtents::add(Extent extent) {
   by_offset_.emplace(extent.offset, extent.bytes);
   by_size_.emplace(extent.bytes, extent.offset);
 }
 
-void Extents::remove(ByOffset::iterator extent) {
+void FreeExtents::remove(ByOffset::iterator extent) {
   by_size_.erase({extent->second, extent->first});
   by_offset_.erase(extent);
 }
 
-void Extents::grow(std::uint64_t bytes) {
+void FreeExtents::grow(std::uint64_t bytes) {
   if (bytes == 0) return;
   total_bytes_ += bytes;
   give_back({total_bytes_ - bytes, bytes});
 }
 
-std::optional<std::uint64_t> Extents::take(std::uint64_t bytes) {
+std::optional<std::uint64_t> FreeExtents::take(std::uint64_t bytes) {
   const auto fitting = by_size_.lower_bound({bytes, 0});
   if (fitting == by_size_.end()) return std::nullopt;
   const Extent found{fitting->second, fitting->first};
@@ -31,7 +31,7 @@ std::optional<std::uint64_t> Extents::take(std::uint64_t bytes) {
   return found.offset;
 }
 
-std::optional<Extent> Extents::take_some(std::uint64_t bytes) {
+std::optional<Extent> FreeExtents::take_some(std::uint64_t bytes) {
   if (by_size_.empty()) return std::nullopt;
   const std::uint64_t some = std::min(bytes, by_size_.rbegin()->first);
   const auto offset = take(some);
@@ -39,7 +39,7 @@ std::optional<Extent> Extents::take_some(std::uint64_t bytes) {
   return Extent{*offset, some};
 }
 
-void Extents::give_back(Extent extent) {
+void FreeExtents::give_back(Extent extent) {
   free_bytes_ += extent.bytes;
   const auto next = by_offset_.lower_bound(extent.offset);
   if (next != by_offset_.begin()) {
@@ -56,7 +56,7 @@ void Extents::give_back(Extent extent) {
   add(extent);
 }
 
-std::uint64_t Extents::free_tail_bytes() const noexcept {
+std::uint64_t FreeExtents::free_tail_bytes() const noexcept {
   if (by_offset_.empty()) return 0;
   const auto& [offset, bytes] = *by_offset_.rbegin();
   return offset + bytes == total_bytes_ ? bytes : 0;

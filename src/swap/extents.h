@@ -1,5 +1,4 @@
-// Which parts of a stretch of bytes are free: the bookkeeping behind files and buffers. No I/O, no
-// locks; everything is in units of the caller, who aligns.
+// Which extents of a file or of the buffers are free. No I/O, no locks. The caller aligns.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +9,30 @@
 
 namespace tensorferry::swap {
 
+// Consecutive bytes.
 struct Extent {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-// Neighbours that are free are one: taking all back leaves a single extent.
-class Extents {
+// Free neighbours are merged: when everything is given back, one extent is left.
+class FreeExtents {
  public:
-  // Adds so much free room at the end.
+  // Adds a free extent at the end.
   void grow(std::uint64_t bytes);
 
-  // The start of `bytes` > 0 in the smallest free extent that holds them, the lowest among equals.
+  // Takes `bytes` > 0 from the smallest free extent that holds them, the lowest of equal ones, and
+  // returns their offset.
   [[nodiscard]] std::optional<std::uint64_t> take(std::uint64_t bytes);
-  // As much as the largest free extent holds, but no more than `bytes`. Nothing when all is taken.
+  // Takes up to `bytes` from the largest free extent. Returns nullopt if nothing is free.
   [[nodiscard]] std::optional<Extent> take_some(std::uint64_t bytes);
-  // What was taken, or a part of it.
+  // Frees bytes that were taken: all of an extent or some of it.
   void give_back(Extent extent);
 
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return free_bytes_; }
   [[nodiscard]] std::size_t count() const noexcept { return by_offset_.size(); }  // of free ones
-  // How much of the end is free.
+  // The size of the free extent at the end; 0 if the last byte is taken.
   [[nodiscard]] std::uint64_t free_tail_bytes() const noexcept;
 
  private:

@@ -1,5 +1,5 @@
-// The allocator against a model that keeps a flag for every unit: for the test and the fuzzer. A
-// unit is a byte, or so many that all of them reach the largest size there is.
+// Compares FreeExtents with a model that keeps a flag for every unit: for the test and the fuzzer.
+// A unit is a byte, or so large that all units together reach the largest size.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace tensorferry::swap {
 
-// Of units that are not taken.
+// The longest run of free units.
 [[nodiscard]] inline std::uint64_t longest_run(const std::vector<bool>& taken) {
   std::uint64_t longest = 0;
   std::uint64_t run = 0;
@@ -23,13 +23,13 @@ namespace tensorferry::swap {
   return longest;
 }
 
-// Does `steps` things, each chosen by `choose(low, high)`, to both, and compares. Returns what does
-// not hold, or nothing.
+// Makes `steps` changes to both, each chosen by `choose(low, high)`, and compares. Returns the
+// first difference; empty if there is none.
 template <class Choose>
 [[nodiscard]] std::string check_extents(Choose choose, unsigned steps) {
   constexpr std::uint64_t growth_max = 32;
   const std::uint64_t unit = choose(0, 3) != 0 ? 1 : bytes_max / (growth_max * std::max(steps, 1U));
-  Extents extents;
+  FreeExtents extents;
   std::vector<bool> taken;   // by unit
   std::vector<Extent> held;  // in units
   const auto claim = [&](Extent bytes) -> std::string {
@@ -79,7 +79,7 @@ template <class Choose>
     } else if (!held.empty()) {
       Extent& some = held[choose(0, held.size() - 1)];
       Extent back = some;
-      if (what == 9 && some.bytes > 1) {  // a part of it
+      if (what == 9 && some.bytes > 1) {  // some of it
         back.bytes = choose(1, some.bytes - 1);
         some = {some.offset + back.bytes, some.bytes - back.bytes};
       } else {

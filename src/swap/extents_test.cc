@@ -10,8 +10,8 @@
 namespace tensorferry::swap {
 namespace {
 
-TEST(Extents, the_smallest_hole_that_fits_is_taken) {
-  Extents extents;
+TEST(FreeExtents, the_smallest_hole_that_fits_is_taken) {
+  FreeExtents extents;
   extents.grow(100);
   ASSERT_EQ(extents.take(10), 0);
   ASSERT_EQ(extents.take(20), 10);
@@ -22,8 +22,8 @@ TEST(Extents, the_smallest_hole_that_fits_is_taken) {
   EXPECT_EQ(extents.take(65), 35);
 }
 
-TEST(Extents, all_given_back_is_one_extent) {
-  Extents extents;
+TEST(FreeExtents, all_given_back_is_one_extent) {
+  FreeExtents extents;
   extents.grow(64);
   extents.grow(64);
   for (int i = 0; i < 128; ++i) ASSERT_TRUE(extents.take(1));
@@ -36,7 +36,7 @@ TEST(Extents, all_given_back_is_one_extent) {
   EXPECT_EQ(extents.take(128), 0);
 }
 
-TEST(Extents, a_million_random_steps_agree_with_the_model) {
+TEST(FreeExtents, a_million_random_steps_agree_with_the_model) {
   for (unsigned seed = 0; seed < 1000; ++seed) {
     std::mt19937_64 dice(seed);
     const std::string fault = check_extents(

@@ -1,4 +1,4 @@
-// Stretches of files, one after the other in memory.
+// Slices of swapped tensors, mapped from their files one after the other.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +14,17 @@ namespace tensorferry::swap {
 
 class Mapping {
  public:
-  // A part of the tensor in `place`. Offsets are whole pages, and so are sizes but the last.
-  struct Part {
-    std::shared_ptr<Place> place;
+  // Bytes of one tensor. Offsets are whole pages; so are sizes, except for the last slice.
+  struct Slice {
+    std::shared_ptr<Allocation> allocation;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
   };
 
-  // Shows the parts one after the other. Fails with ENOMEM where there are no addresses for all of
-  // them; nothing is mapped then.
+  // Maps the slices one after the other. Fails with ENOMEM if the process has too few addresses
+  // left; then nothing is mapped.
   [[nodiscard]] static Result<std::shared_ptr<Mapping>> make(os::System& system,
-                                                             std::vector<Part> parts);
+                                                             std::vector<Slice> slices);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -33,15 +33,15 @@ class Mapping {
 
  private:
   Mapping(os::System& system, std::byte* memory, std::uint64_t bytes, std::uint64_t mapped_bytes,
-          std::vector<Part> parts);
-  // Lets the memory from `at` on show a part.
-  [[nodiscard]] Status show(const Part& part, std::uint64_t at);
+          std::vector<Slice> slices);
+  // Maps a slice at offset `at` of the memory.
+  [[nodiscard]] Status map(const Slice& slice, std::uint64_t at);
 
   os::System& system_;
   std::byte* const memory_;
   const std::uint64_t bytes_;
   const std::uint64_t mapped_bytes_;
-  const std::vector<Part> parts_;
+  const std::vector<Slice> slices_;
 };
 
 }  // namespace tensorferry::swap

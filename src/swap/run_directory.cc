@@ -21,11 +21,11 @@ constexpr const char* owner_name = "owner";
 constexpr const char* tensors_name = "tensors";
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
-// Others hold the shared directory for milliseconds, while they start.
+// Other runs lock the shared directory only while they start, for milliseconds.
 constexpr std::chrono::seconds lock_limit{30};
 constexpr std::chrono::milliseconds lock_pause{5};
 
-// A run's name as a part of a file name: what could mislead there is replaced.
+// The name of a run as part of a file name: replaces characters that are special there.
 std::string as_name(std::string_view run) {
   constexpr std::size_t longest = 64;
   std::string name(run.substr(0, longest));
@@ -39,7 +39,7 @@ std::string as_name(std::string_view run) {
 
 std::string own_pid() { return std::to_string(::getpid()); }
 
-// The first words of a small file.
+// The first line of a small file.
 std::string first_line(os::System& system, int fd) {
   std::array<char, 256> text{};
   const ssize_t got =
@@ -85,14 +85,14 @@ Result<std::unique_ptr<RunDirectory>> RunDirectory::make(os::System& system,
   if (const Status locked = directory->lock_shared(); !locked.ok()) return locked.error();
   directory->sweep(run);
   if (const Status made = directory->make_own(run, rank); !made.ok()) return made.error();
-  // Ends the lock. Nobody takes our directory for a dead one: its owner is locked by now.
+  // Releases the lock. Nobody takes our run for a dead one: its owner file is locked by now.
   system.close(std::exchange(directory->shared_fd_, -1));
   directory->shared_fd_ =
       system.open_at(directory->own_fd_, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   return directory;
 }
 
-// What the user names is theirs to choose: links in it are followed.
+// Follows links: the user has chosen this path.
 Status RunDirectory::open_given() {
   if (given_.empty() || given_.find('\0') != std::string::npos) {
     return failure("open swap directory", EINVAL, "name a directory on the drive to swap to");
@@ -102,35 +102,38 @@ Status RunDirectory::open_given() {
     const int code = -std::exchange(given_fd_, -1);
     return failure("open swap directory", code,
                    code == ENOENT    ? "no such directory; make it, or mount the drive"
-                   : code == ENOTDIR ? "not a directory"
+                   : code == ENOTDIR ? "not a directory; give one"
                                      : "check owner and mode");
   }
   struct statfs holder{};
   if (system_.statfs(given_fd_, &holder) == 0 &&
       (holder.f_type == TMPFS_MAGIC || holder.f_type == RAMFS_MAGIC)) {
-    notes_.push_back(given_ + " is on a file system in memory: what is swapped there stays in it");
+    notes_.push_back(
+        given_ + " is on a file system in memory: tensors that are swapped there stay in memory");
   }
   return Nothing{};
 }
 
-// The directory that all runs of this user share. Somebody else may have been there first.
+// The directory that all runs of this user share. Another user may have made it first.
 Status RunDirectory::open_shared() {
   const uid_t user = ::geteuid();
   const std::string name = "tensorferry-swap-" + std::to_string(user);
   path_ = given_ + "/" + name;
   if (const int made = system_.make_directory_at(given_fd_, name.c_str(), 0700);
       made < 0 && made != -EEXIST) {
-    return failure("make swap directory", -made,
-                   made == -ENOSPC  ? "the drive is full"
-                   : made == -EROFS ? "the file system is mounted read-only"
-                                    : "no permission to write there; check owner and mode");
+    return failure(
+        "make swap directory", -made,
+        made == -ENOSPC ? "the drive is full; free space on it"
+        : made == -EROFS
+            ? "the file system is mounted read-only; remount it or give another directory"
+            : "no permission to write there; check owner and mode");
   }
   shared_fd_ = system_.open_at(given_fd_, name.c_str(), directory_flags, 0);
   if (shared_fd_ < 0) {
     const int code = -std::exchange(shared_fd_, -1);
     return failure("open swap directory", code,
                    code == ELOOP || code == ENOTDIR
-                       ? "a link or a file is where our directory should be; remove it"
+                       ? "a link or a file has the name of our directory; remove it"
                        : "check owner and mode");
   }
   struct statx facts{};
@@ -138,11 +141,13 @@ Status RunDirectory::open_shared() {
     return failure("statx", -got, {});
   }
   if (facts.stx_uid != user) {
-    return failure("open swap directory", EPERM,
-                   "it belongs to user " + std::to_string(facts.stx_uid) + "; remove it");
+    return failure(
+        "open swap directory", EPERM,
+        "the directory belongs to user " + std::to_string(facts.stx_uid) + "; remove it");
   }
   if ((facts.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return failure("open swap directory", EPERM, "others may write to it; chmod 700 or remove it");
+    return failure("open swap directory", EPERM,
+                   "other users may write to the directory; chmod it to 700 or remove it");
   }
   return Nothing{};
 }
@@ -154,19 +159,18 @@ Status RunDirectory::lock_shared() {
     if (locked >= 0) return Nothing{};
     if (locked != -EWOULDBLOCK && locked != -EINTR) {
       return failure("lock swap directory", -locked,
-                     "the file system has no locks; give a directory on ext4 or xfs");
+                     "the file system does not support locks; give a directory on ext4 or xfs");
     }
     if (std::chrono::steady_clock::now() > deadline) {
-      return failure(
-          "lock swap directory", ETIMEDOUT,
-          "another process has kept it locked for too long; is one stopped there? See fuser");
+      return failure("lock swap directory", ETIMEDOUT,
+                     "another process holds the lock for too long; find it with fuser and end it");
     }
     std::this_thread::sleep_for(lock_pause);
   }
 }
 
-// While the shared directory is locked nobody is making a new one: what has no locked owner is
-// dead.
+// While the shared directory is locked, nobody makes a directory in it: every one without a locked
+// owner file is dead.
 void RunDirectory::sweep(const std::string& run) {
   std::uint64_t freed_bytes = 0;
   unsigned dead = 0;
@@ -189,16 +193,16 @@ void RunDirectory::sweep(const std::string& run) {
     system_.close(directory);
   }
   if (dead > 0) {
-    notes_.push_back("removed what " + std::to_string(dead) + " ended runs had left in " + path_ +
+    notes_.push_back("removed the files of " + std::to_string(dead) + " ended runs in " + path_ +
                      ": " + std::to_string(freed_bytes) + " bytes");
   }
   if (!others.empty()) {
-    notes_.push_back("another live run swaps in " + path_ + " too (" + others +
-                     "): they share the drive");
+    notes_.push_back("another live run uses " + path_ + " too (" + others +
+                     "): both share the drive");
   }
 }
 
-// Only names that we give; should there be others, the directory stays.
+// Removes only names that we give. If the directory holds others, it stays.
 void RunDirectory::remove_run(int directory, const std::string& name) {
   system_.remove_at(directory, tensors_name, 0);
   system_.remove_at(directory, owner_name, 0);
@@ -228,9 +232,9 @@ Status RunDirectory::make_own(const std::string& run, unsigned rank) {
   }
   if (const int locked = system_.lock_file(owner_fd_); locked < 0) {
     return failure("lock owner file", -locked,
-                   "the file system has no locks; give a directory on ext4 or xfs");
+                   "the file system does not support locks; give a directory on ext4 or xfs");
   }
-  // For people, and for the note to others; the lock is what counts.
+  // For people, and for the notes of other runs. Only the lock counts.
   const std::string line = "process " + pid + " run " + (run.empty() ? pid : as_name(run)) + "\n";
   (void)system_.pwrite(owner_fd_, std::as_bytes(std::span(line)).data(), line.size(), 0);
   return Nothing{};

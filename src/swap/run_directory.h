@@ -1,5 +1,6 @@
-// A directory of one run's own on a drive: made, owned, swept and removed. Nothing in it is ever
-// followed or trusted: the files are made new, by names in open directories.
+// The directory of one run on a drive. Makes it, locks it and removes it, and removes the
+// directories of dead runs. Follows no links and trusts nothing it finds: it makes its files new,
+// by names relative to open directories.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +13,16 @@
 
 namespace tensorferry::swap {
 
-// Lies at <given>/tensorferry-swap-<uid>/<run>.<rank>.<pid>.<n>. A file "owner" in it is locked as
-// long as the process lives: a directory whose owner can be locked is a dead run's.
+// The path is <given>/tensorferry-swap-<uid>/<run>.<rank>.<pid>.<n>. The process keeps the file
+// "owner" in it locked: if that can be locked, the run is dead.
 class RunDirectory {
  public:
-  // Also removes what dead runs of this user have left in the same place.
+  // Also removes the directories of this user's dead runs in `given`.
   [[nodiscard]] static Result<std::unique_ptr<RunDirectory>> make(os::System& system,
                                                                   const std::string& given,
                                                                   const std::string& run,
                                                                   unsigned rank);
-  // Removes it with its files, except in a child of fork().
+  // Removes the directory with its files, except in a child of fork().
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
@@ -45,8 +46,8 @@ class RunDirectory {
   os::System& system_;
   const std::uint64_t generation_;
   const std::string given_;
-  std::string path_;  // of what is dealt with
-  std::string name_;  // of our own, in the shared one
+  std::string path_;  // of the directory in use at this step: given, shared, own
+  std::string name_;  // of our own directory, in the shared one
   std::vector<std::string> notes_;
   int given_fd_ = -1;
   int shared_fd_ = -1;

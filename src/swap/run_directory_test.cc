@@ -1,4 +1,4 @@
-// Whose directory it is, what is refused in it, and what becomes of a dead run's.
+// The owner of a directory, refused directories, and directories of dead runs.
 #include "swap/run_directory.h"
 
 #include <fcntl.h>
@@ -117,7 +117,7 @@ TEST_F(RunDirectoryTest, what_a_killed_run_left_is_removed_at_the_next_start) {
   ASSERT_TRUE(next.ok());
   EXPECT_EQ(runs(), 1U);
   ASSERT_EQ(next.value()->notes().size(), 1U);
-  EXPECT_NE(next.value()->notes()[0].find("removed what 1 ended"), std::string::npos);
+  EXPECT_NE(next.value()->notes()[0].find("removed the files of 1 ended"), std::string::npos);
 }
 
 TEST_F(RunDirectoryTest, foreign_files_in_a_dead_runs_directory_stay) {
@@ -162,7 +162,7 @@ TEST_F(RunDirectoryTest, a_directory_that_others_own_or_may_write_is_refused) {
   EXPECT_NE(made.error().hint().find("12345"), std::string::npos);
 }
 
-// A dead run's directory whose files are links to something else: the links go, not their targets.
+// If the files of a dead run are links, the links are removed, not their targets.
 TEST_F(RunDirectoryTest, links_in_a_dead_runs_directory_are_not_followed) {
   ASSERT_TRUE(make().ok());
   const std::string dead = shared() + "/run.0.1.0";

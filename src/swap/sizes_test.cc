@@ -1,4 +1,4 @@
-// Sizes from outside that no drive and no memory has: all of them are refused, none wraps.
+// Sizes that no drive and no memory has: all are refused, none wraps.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -11,6 +11,7 @@
 #include "base/alignment.h"
 #include "handle/handle_fixture.h"
 #include "support/temp_dir.h"
+#include "swap/swap_fixture.h"
 #include "tensorferry/swap_space.h"
 
 namespace tensorferry {
@@ -24,14 +25,9 @@ constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
 
 class SwapSizes : public ::testing::Test {
  protected:
-  [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = MiB;
-    return options;
-  }
+  [[nodiscard]] SwapOptions options() const { return swap::options_in(dir, MiB); }
 
-  // Where files of this test's directory are mapped, one line each.
+  // The mappings of files in this test's directory, one line each.
   [[nodiscard]] std::vector<std::string> mapped_files() const {
     std::vector<std::string> found;
     std::ifstream maps("/proc/self/maps");
@@ -61,7 +57,7 @@ TEST_F(SwapSizes, parts_of_a_view_whose_sum_wraps_are_refused_before_anything_is
       {{"t", align_down(most, page_bytes()), page_bytes()}},
       {{"t", page_bytes(), align_down(most, page_bytes())}},
   };
-  // Ours from beginning to end, so that a file mapped over it is seen.
+  // All of it is ours, so that we see a file that is mapped over it.
   Memory live = Memory::with_pattern(64 * MiB, 0, 7);
   for (std::size_t i = 0; i < wrapping.size(); ++i) {
     EXPECT_EQ(error_of([&] { (void)space.view(wrapping[i]); }).code(), EINVAL) << "case " << i;
@@ -98,7 +94,7 @@ TEST_F(SwapSizes, a_tensor_of_a_size_that_wraps_is_not_taken_for_an_empty_one) {
   SwapSpace space(options());
   Memory memory(4096);
   for (const std::uint64_t bytes : {most, most - 4094, bytes_max + 1, bytes_max}) {
-    // Refused by its size, before anybody looks at the memory.
+    // Its size is refused before anybody touches the memory.
     const std::span<const std::byte> claimed(memory.bytes().data(), bytes);
     EXPECT_EQ(error_of([&] { (void)space.put("t", claimed); }).code(), ENOSPC) << bytes;
     EXPECT_EQ(space.size("t"), std::nullopt) << bytes;

@@ -20,15 +20,15 @@ Error wrong(const char* operation, std::string_view key, int code, const std::st
 Error out_of_range(const char* operation, std::string_view key, std::uint64_t held,
                    std::uint64_t bytes, std::uint64_t offset) {
   return wrong(operation, key, EINVAL,
-               "it holds " + std::to_string(held) + " bytes; " + std::to_string(bytes) + " from " +
-                   std::to_string(offset) + " were asked for");
+               std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                   " are outside of its " + std::to_string(held) + " bytes");
 }
 
 os::System& system_of(const Seams& seams) {
   return seams.handle.system != nullptr ? *seams.handle.system : os::System::real();
 }
 
-// A worker for each drive, where nobody says otherwise and there are processors for it.
+// By default a worker for each drive, but at most one for every two processors.
 HandleOptions handle_options(const SwapOptions& options) {
   HandleOptions chosen = options.handle;
   const std::size_t drives = options.directories.size();
@@ -39,8 +39,8 @@ HandleOptions handle_options(const SwapOptions& options) {
   return chosen;
 }
 
-// The same memory up to the end of the page, if all of that is the lease's: then the transfer is
-// made of whole pages. What a read adds at the end nobody has asked for.
+// The same memory up to the end of its last page, if the lease holds all of that: then whole pages
+// move. Nobody uses the bytes that a read adds at the end.
 std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease) {
   if (lease == nullptr) return memory;
   const std::span<std::byte> pages = lease->pages();
@@ -59,10 +59,10 @@ Space::Space(const SwapOptions& options, const Seams& seams)
 
 void Space::close() noexcept {
   if (generation_ != os::fork_generation()) return;
-  handle_.cancel_all();  // the files go, and what is written to them with them
+  handle_.cancel_all();  // writes too: their files are removed
   try {
     handle_.close();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the files go, nobody reads them
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody needs the files
   }
   store_->remove_directories();
 }
@@ -74,16 +74,17 @@ void Space::reserve(std::uint64_t bytes) {
 
 void Space::check_generation() const {
   if (generation_ == os::fork_generation()) return;
-  throw Error({.operation = "use swap space",
-               .path = store_->paths().front(),
-               .code = ECHILD,
-               .hint = "it belongs to the parent of this process; open another one"});
+  throw Error(
+      {.operation = "use swap space",
+       .path = store_->paths().front(),
+       .code = ECHILD,
+       .hint = "the swap space belongs to the parent of this process; open another one here"});
 }
 
 Space::Entry& Space::find(std::string_view key, const char* operation) {
   const auto found = entries_.find(key);
   if (found == entries_.end()) {
-    throw wrong(operation, key, ENOENT, "there is none of that name; put() it first");
+    throw wrong(operation, key, ENOENT, "no tensor of that name; put() it first");
   }
   return found->second;
 }
@@ -95,7 +96,7 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   auto version = std::make_shared<Version>();
   version->bytes = memory.size();
   version->work = memory::work_before(memory, stream).or_throw();
-  version->place = store_->take(memory.size()).or_throw();
+  version->allocation = store_->take(memory.size()).or_throw();
   version->memory = memory;
   version->lease = Arena::holder(memory);
   const std::string name(key);
@@ -113,9 +114,9 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
           : whole_pages({const_cast<std::byte*>(memory.data()), memory.size()},
                         version->lease.get());
   std::vector<WriteTransfer> transfers;
-  for (const Place::Stretch& stretch : version->place->stretches(0, source.size())) {
+  for (const Allocation::FileRange& range : version->allocation->ranges(0, source.size())) {
     transfers.push_back(
-        {source.subspan(stretch.offset, stretch.bytes), stretch.file, stretch.file_offset, stream});
+        {source.subspan(range.offset, range.bytes), range.file, range.file_offset, stream});
   }
   try {
     Operation operation =
@@ -132,13 +133,13 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
   }
 }
 
-// Ends the time in which the tensor is read from the memory it was put from. A version that failed
-// has never been; one that is there makes those before it superfluous. A worker does not wait for
-// readers, who are users: the last of them ends the write then.
+// From now on nobody reads the tensor from the memory it was put from. A version that failed is
+// removed; a version that is on the drive replaces the older ones. A worker does not wait for
+// readers, which are threads of the user: the last reader ends the write instead.
 void Space::written(const std::string& key, const std::shared_ptr<Version>& version,
                     handle::Outcome outcome, handle::Transfer* transfer) {
   const bool failed = outcome == handle::Outcome::failed;
-  std::vector<std::shared_ptr<Version>> gone;  // let go of without the lock
+  std::vector<std::shared_ptr<Version>> gone;  // destroyed without the lock
   std::shared_ptr<Lease> lease;
   {
     std::unique_lock lock(mutex_);
@@ -161,7 +162,7 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
     }
     if (version->readers > 0 && transfer != nullptr && transfer->hold()) {
       version->held = transfer->shared_from_this();
-    } else {  // on the thread of put(), if there is anything to wait for
+    } else {  // waits only on the thread of put()
       settled_.wait(lock, [&version] { return version->readers == 0; });
       version->memory = {};
       lease = std::move(version->lease);
@@ -174,19 +175,19 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
                       std::uint64_t offset, CudaStream stream) {
   const std::shared_ptr<Lease> lease = Arena::holder(memory);
   std::span<std::byte> target = memory;
-  // Only behind the end of what the lease's user asked for there is nothing of theirs.
+  // The bytes behind the lease's bytes() belong to nobody, so the read may overwrite them.
   if (lease != nullptr &&
       memory.data() + memory.size() == lease->bytes().data() + lease->bytes().size()) {
     target = whole_pages(memory, lease.get());
   }
   std::vector<ReadTransfer> transfers;
-  for (const Place::Stretch& stretch : version->place->stretches(offset, target.size())) {
-    transfers.push_back({target.subspan(stretch.offset - offset, stretch.bytes), stretch.file,
-                         stretch.file_offset, stream});
+  for (const Allocation::FileRange& range : version->allocation->ranges(offset, target.size())) {
+    transfers.push_back({target.subspan(range.offset - offset, range.bytes), range.file,
+                         range.file_offset, stream});
   }
   if (transfers.empty()) return nothing_to_do();
   Operation operation = handle_.read_many(transfers);
-  operation.when_done([version, lease] {});  // both stay until then
+  operation.when_done([version, lease] {});  // keeps both until then
   return operation;
 }
 
@@ -198,7 +199,7 @@ void Space::forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Ve
   lock.unlock();
   Status copied = memory::copy_any(memory, from);
   std::shared_ptr<handle::Transfer> ended;
-  std::shared_ptr<Lease> lease;  // let go of without the lock
+  std::shared_ptr<Lease> lease;  // destroyed without the lock
   lock.lock();
   if (--version->readers == 0 && version->held != nullptr) {
     ended = std::move(version->held);
@@ -216,8 +217,8 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
                      CudaStream stream) {
   check_generation();
   std::shared_ptr<Version> version;
-  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
-  bool ready = false;                   // and that before `memory`
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills the source, once it has ended
+  bool ready = false;                   // whether the work on `stream` has ended
   std::unique_lock lock(mutex_);
   for (;;) {
     version = find(key, "swap in").versions.back();
@@ -226,7 +227,7 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
     }
     if (!version->pending || (ready && ended == version->work)) break;
     lock.unlock();
-    // The user's work may wait for the write itself, which waits for nobody yet.
+    // The user's work may wait for this write. The write does not wait for us yet.
     if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
     memory::wait_for(version->work).or_throw();
     ready = true;
@@ -243,7 +244,7 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
   if (prefetched == nullptr) return read(version, memory, offset, stream);
   try {
     prefetched->operation.wait();
-  } catch (const Error&) {  // another read shall tell
+  } catch (const Error&) {  // let another read tell the error
     return read(version, memory, offset, stream);
   }
   if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
@@ -258,14 +259,14 @@ bool Space::prefetch(std::string_view key) {
     const std::lock_guard lock(mutex_);
     const Entry& entry = find(key, "prefetch");
     version = entry.versions.back();
-    if (version->pending) return false;  // it is in memory anyway
+    if (version->pending) return false;  // the bytes are in memory
     if (entry.prefetched != nullptr) return true;
   }
   std::shared_ptr<Lease> lease = arena_->try_take(version->bytes);
   if (lease == nullptr) return false;
   const Operation operation = read(version, lease->bytes(), 0);
-  operation.when_done([arena = arena_] { arena->touch(); });  // it can be given up from now on
-  std::shared_ptr<const Prefetched> other;                    // made by another thread meanwhile
+  operation.when_done([arena = arena_] { arena->touch(); });  // evict() may drop it now
+  std::shared_ptr<const Prefetched> other;                    // from another thread meanwhile
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end() || found->second.versions.back() != version) return false;
@@ -303,7 +304,7 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
                  .length = bytes,
                  .code = EINVAL,
                  .hint = "the buffers hold " + std::to_string(arena_->size()) +
-                         " bytes in all; raise buffer_bytes or ask for less at once"});
+                         " bytes in total; raise buffer_bytes or ask for less at once"});
   }
   bool waited = false;
   for (;;) {
@@ -331,7 +332,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
                                                SwapSpace::Clock::time_point deadline) {
   check_generation();
   std::shared_ptr<Lease> lease;
-  std::shared_ptr<os::GpuFence> ended;  // the work that fills what is read
+  std::shared_ptr<os::GpuFence> ended;  // the work that fills the source, once it has ended
   for (;;) {
     std::unique_lock lock(mutex_);
     Entry& entry = find(key, "swap in");
@@ -346,7 +347,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
       lease = nullptr;
       lease = take(version->bytes, deadline);
       if (lease == nullptr) return std::nullopt;
-      continue;  // it may have been put again meanwhile
+      continue;  // somebody may have put it again meanwhile
     }
     if (version->pending && ended != version->work) {
       lock.unlock();
@@ -382,7 +383,8 @@ std::shared_ptr<Space::Version> Space::settled(std::string_view key, const char*
     if (!version->pending) return version;
     settled_.wait(lock);
     if (version->failed) {
-      throw wrong(operation, key, EIO, "its last write has failed; what was before is there");
+      throw wrong(operation, key, EIO,
+                  "its last write has failed; the tensor still has its older bytes");
     }
   }
 }
@@ -393,21 +395,21 @@ std::shared_ptr<Mapping> Space::view(std::span<const SwapPart> parts) {
     const SwapPart& part = parts[i];
     if (part.offset % page_bytes() != 0 ||
         (part.bytes % page_bytes() != 0 && i + 1 < parts.size())) {
-      throw wrong(
-          "view", part.key, EINVAL,
-          "parts of a view must be multiples of " + std::to_string(page_bytes()) + " bytes");
+      throw wrong("view", part.key, EINVAL,
+                  "offset and size of a part must be multiples of " + std::to_string(page_bytes()) +
+                      " bytes");
     }
   }
-  std::vector<Mapping::Part> mapped;
-  mapped.reserve(parts.size());
+  std::vector<Mapping::Slice> slices;
+  slices.reserve(parts.size());
   for (const SwapPart& part : parts) {
     const std::shared_ptr<Version> version = settled(part.key, "view");
     if (part.offset > version->bytes || part.bytes > version->bytes - part.offset) {
       throw out_of_range("view", part.key, version->bytes, part.bytes, part.offset);
     }
-    mapped.push_back({version->place, part.offset, part.bytes});
+    slices.push_back({version->allocation, part.offset, part.bytes});
   }
-  return Mapping::make(os::System::real(), std::move(mapped)).or_throw();
+  return Mapping::make(os::System::real(), std::move(slices)).or_throw();
 }
 
 std::optional<std::uint64_t> Space::size(std::string_view key) const {

@@ -1,4 +1,4 @@
-// The tensors of a swap space: which versions of each there are, and which of them is where.
+// The tensors of a swap space: their versions, and where the bytes of each are.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 #include "handle/conductor.h"
 #include "handle/transfer.h"
-#include "os/cuda.h"
+#include "os/gpu_stream.h"
 #include "swap/arena.h"
 #include "swap/mapping.h"
 #include "swap/store.h"
@@ -23,22 +23,22 @@
 
 namespace tensorferry::swap {
 
-// What tests replace.
+// The parts that tests replace.
 struct Seams {
   handle::Seams handle;
 };
 
-// Behind every SwapSpace stands one. Thread-safe. Destroyed only by the process that made it
-// (os::DeleteOwn). Writes under way hold it: one that is ended in a callback of its own worker
-// outlives its SwapSpace until they have ended.
+// The implementation of SwapSpace. Thread-safe. Only the process that made it destroys it
+// (os::DeleteOwn). Running writes hold it: if a callback on one of its workers destroys the
+// SwapSpace, the Space lives on until they have ended.
 class Space : public std::enable_shared_from_this<Space> {
  public:
-  Space(const SwapOptions& options, const Seams& seams);  // throws Error, as SwapSpace does
+  Space(const SwapOptions& options, const Seams& seams);  // throws Error as SwapSpace does
   ~Space() = default;
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
-  // Cancels what is in flight and removes the files.
+  // Cancels all operations and removes the files.
   void close() noexcept;
 
   Operation put(std::string_view key, std::span<const std::byte> memory, CudaStream stream = {});
@@ -58,49 +58,51 @@ class Space : public std::enable_shared_from_this<Space> {
   [[nodiscard]] const Handle& handle() const noexcept { return handle_; }
 
  private:
-  // What a tensor was from one put to the next. Readers hold it as long as they read its place.
+  // The content of a tensor from one put to the next. Readers hold it while they read its
+  // allocation.
   struct Version {
-    std::shared_ptr<Place> place;
+    std::shared_ptr<Allocation> allocation;
     std::uint64_t bytes = 0;
-    // While its write is under way: where the bytes are, and who keeps them there if it is ours.
+    // While its write runs: the memory that holds the bytes, and its lease if it is in our buffers.
     std::span<const std::byte> memory;
     std::shared_ptr<Lease> lease;
-    std::shared_ptr<os::GpuFence> work;  // that fills the memory, where it is a GPU's
+    std::shared_ptr<os::GpuFence> work;  // of a GPU, which fills the memory
     bool pending = true;
     bool failed = false;
-    unsigned readers = 0;  // of that memory; the write is not done before they are
-    std::shared_ptr<handle::Transfer> held;  // the write, if the last of them is to end it
+    unsigned readers = 0;                    // of that memory; the write ends after them
+    std::shared_ptr<handle::Transfer> held;  // the write, if the last reader must end it
   };
 
   struct Prefetched {
-    std::uint64_t number = 0;  // they count from 1
+    std::uint64_t number = 0;  // counts prefetches from 1
     std::shared_ptr<Version> version;
     std::shared_ptr<Lease> lease;
     Operation operation;
   };
 
   struct Entry {
-    std::vector<std::shared_ptr<Version>> versions;  // oldest first; the last one counts
+    std::vector<std::shared_ptr<Version>> versions;  // oldest first; the last one is the tensor
     std::shared_ptr<const Prefetched> prefetched;
   };
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   [[nodiscard]] Entry& find(std::string_view key, const char* operation);
-  // The version that counts, once it is on the drive.
+  // Waits until the last version is on the drive and returns it. Throws Error (EIO) if its write
+  // fails.
   [[nodiscard]] std::shared_ptr<Version> settled(std::string_view key, const char* operation);
-  // A write has ended: the transfer, or none where it has not begun.
+  // Call it when a write has ended. `transfer` is nullptr if the write never began.
   void written(const std::string& key, const std::shared_ptr<Version>& version,
                handle::Outcome outcome, handle::Transfer* transfer);
   [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
                                std::uint64_t offset, CudaStream stream = {});
-  // An operation that is done, for what has come from memory.
+  // An operation that is done, for bytes that came from memory.
   [[nodiscard]] Operation nothing_to_do();
-  // Copies from the memory of a pending write. Unlocks meanwhile, and for good.
+  // Copies from the memory of a pending write. Returns with the lock released.
   void forward(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Version>& version,
                std::span<std::byte> memory, std::uint64_t offset);
-  // What has been prefetched for an entry, if anything; it is the caller's then.
+  // Takes the prefetched bytes out of an entry; nullptr if it has none.
   [[nodiscard]] std::shared_ptr<const Prefetched> take_prefetched(Entry& entry);
-  // Gives up one finished prefetch for the room it takes.
+  // Drops one finished prefetch to free its room. Returns false if there is none.
   [[nodiscard]] bool evict();
   void check_generation() const;
 
@@ -109,13 +111,13 @@ class Space : public std::enable_shared_from_this<Space> {
   const std::shared_ptr<Arena> arena_;
 
   mutable std::mutex mutex_;
-  std::condition_variable settled_;  // a write has ended, or a reader
+  std::condition_variable settled_;  // a write or a reader has ended
   Entries entries_;
   std::uint64_t prefetches_ = 0;
   std::map<std::uint64_t, std::string> prefetch_order_;  // number -> key, oldest first
   SwapStats counts_;
 
-  Handle handle_;  // last: its end waits for the operations that use the rest
+  Handle handle_;  // last: its destructor waits for operations that use the members above
 };
 
 }  // namespace tensorferry::swap

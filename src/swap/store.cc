@@ -10,31 +10,31 @@ namespace tensorferry::swap {
 
 namespace {
 
-// Smaller parts than this are not worth a drive of their own.
+// A smaller part of a tensor is not worth another drive.
 constexpr std::uint64_t stripe_bytes_min = MiB;
 
-// Files grow in steps, so that they are made of few extents of the file system.
+// Files grow in large steps, so that they consist of few extents of the file system.
 constexpr std::uint64_t growth_bytes_max = 256 * MiB;
 
-// How often a signal may interrupt the growing of a file.
+// How often a signal may interrupt the growth of a file.
 constexpr int interrupts_max = 100;
 
 }  // namespace
 
-Place::~Place() { store_->give_back(pieces_); }
+Allocation::~Allocation() { store_->give_back(extents_); }
 
-std::vector<Place::Stretch> Place::stretches(std::uint64_t offset, std::uint64_t bytes) const {
-  std::vector<Stretch> found;
-  std::uint64_t begin = 0;  // of the piece, in the tensor
+std::vector<Allocation::FileRange> Allocation::ranges(std::uint64_t offset,
+                                                      std::uint64_t bytes) const {
+  std::vector<FileRange> found;
+  std::uint64_t begin = 0;  // of the extent, in the tensor
   const std::uint64_t end = offset + bytes;
-  for (const Piece& piece : pieces_) {
+  for (const auto& [drive, extent] : extents_) {
     const std::uint64_t from = std::max(offset, begin);
-    const std::uint64_t to = std::min(end, begin + piece.extent.bytes);
+    const std::uint64_t to = std::min(end, begin + extent.bytes);
     if (from < to) {
-      found.push_back(
-          {store_->file(piece.drive), piece.extent.offset + (from - begin), from, to - from});
+      found.push_back({store_->file(drive), extent.offset + (from - begin), from, to - from});
     }
-    begin += piece.extent.bytes;
+    begin += extent.bytes;
   }
   return found;
 }
@@ -71,10 +71,10 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
   return Nothing{};
 }
 
-// Takes the room on the drive at once: a full one shall be known now, not at a write.
+// Allocates the space on the drive now, so that a full drive fails here and not at a write.
 int Store::grow(Drive& drive, std::uint64_t bytes) {
-  const std::uint64_t total = drive.extents.total_bytes();
-  const std::uint64_t lacking = bytes - std::min(bytes, drive.extents.free_tail_bytes());
+  const std::uint64_t total = drive.free.total_bytes();
+  const std::uint64_t lacking = bytes - std::min(bytes, drive.free.free_tail_bytes());
   if (lacking > bytes_max - total) {
     growth_error_ = EFBIG;
     return -growth_error_;
@@ -88,40 +88,40 @@ int Store::grow(Drive& drive, std::uint64_t bytes) {
     }
     if (grown == -EOPNOTSUPP) grown = system_.truncate(fd, total + more);
     if (grown >= 0) {
-      drive.extents.grow(more);
+      drive.free.grow(more);
       return 0;
     }
     growth_error_ = -grown;
-    (void)system_.truncate(fd, total);  // of what was taken before it failed
+    (void)system_.truncate(fd, total);  // gives back what it allocated before it failed
   }
   return -growth_error_;
 }
 
 std::uint64_t Store::take_whole(std::size_t index, std::uint64_t bytes,
-                                std::vector<Piece>& pieces) {
+                                std::vector<DriveExtent>& taken) {
   Drive& drive = drives_[index];
-  auto offset = drive.extents.take(bytes);
-  if (!offset && grow(drive, bytes) == 0) offset = drive.extents.take(bytes);
+  auto offset = drive.free.take(bytes);
+  if (!offset && grow(drive, bytes) == 0) offset = drive.free.take(bytes);
   if (!offset) return 0;
-  pieces.push_back({index, {*offset, bytes}});
+  taken.push_back({index, {*offset, bytes}});
   return bytes;
 }
 
-std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<Piece>& pieces) {
+std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<DriveExtent>& taken) {
   std::uint64_t found = 0;
   for (std::size_t drive = 0; drive < drives_.size(); ++drive) {
     while (found < bytes) {
-      const auto extent = drives_[drive].extents.take_some(bytes - found);
+      const auto extent = drives_[drive].free.take_some(bytes - found);
       if (!extent) break;
-      pieces.push_back({drive, *extent});
+      taken.push_back({drive, *extent});
       found += extent->bytes;
     }
   }
   return found;
 }
 
-Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
-  std::vector<Piece> pieces;
+Result<std::shared_ptr<Allocation>> Store::take(std::uint64_t bytes) {
+  std::vector<DriveExtent> taken;
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_max) return beyond_any_file(bytes);
   const std::uint64_t needed = align_up(bytes, page_bytes());
@@ -130,25 +130,25 @@ Result<std::shared_ptr<Place>> Store::take(std::uint64_t bytes) {
       std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes());
   std::uint64_t found = 0;
   for (std::size_t i = 0; i < count && found < needed; ++i) {
-    found += take_whole((next_ + i) % count, std::min(stripe, needed - found), pieces);
+    found += take_whole((next_ + i) % count, std::min(stripe, needed - found), taken);
   }
-  for (std::size_t i = 0; i < count && found < needed; ++i) {  // one of them is full
-    found += take_whole((next_ + i) % count, needed - found, pieces);
+  for (std::size_t i = 0; i < count && found < needed; ++i) {  // a drive is full
+    found += take_whole((next_ + i) % count, needed - found, taken);
   }
-  if (found < needed) found += take_fragments(needed - found, pieces);
+  if (found < needed) found += take_fragments(needed - found, taken);
   next_ = (next_ + 1) % count;
   if (found < needed) {
-    for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
+    for (const auto& [drive, extent] : taken) drives_[drive].free.give_back(extent);
     return no_room(needed);
   }
-  return std::make_shared<Place>(shared_from_this(), std::move(pieces));
+  return std::make_shared<Allocation>(shared_from_this(), std::move(taken));
 }
 
 Error Store::no_room(std::uint64_t needed_bytes) const {
   const bool full = growth_error_ == ENOSPC || growth_error_ == EDQUOT || growth_error_ == EFBIG;
   std::uint64_t free_bytes = 0;
   for (const Drive& drive : drives_) {
-    free_bytes += drive.extents.free_bytes() + drive.file.opened()->free_bytes();
+    free_bytes += drive.free.free_bytes() + drive.file.opened()->free_bytes();
   }
   return Error({.operation = "swap out",
                 .path = drives_.front().file.path(),
@@ -156,9 +156,9 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
                 .code = full ? ENOSPC : growth_error_,
                 .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +
                         std::to_string(free_bytes) +
-                        (full ? "; what is swapped out already can still be read; free space or "
+                        (full ? "; tensors that are swapped out can still be read; free space or "
                                 "add a directory on another drive"
-                              : "; the file could not be made longer: look at the drive")});
+                              : "; the file could not grow; check the drive")});
 }
 
 Error Store::beyond_any_file(std::uint64_t bytes) {
@@ -171,15 +171,15 @@ Status Store::reserve(std::uint64_t bytes) {
   if (bytes > bytes_max) return beyond_any_file(bytes);
   const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes());
   for (Drive& drive : drives_) {
-    if (drive.extents.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);
+    if (drive.free.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);
   }
   return Nothing{};
 }
 
-void Store::give_back(const std::vector<Piece>& pieces) {
+void Store::give_back(const std::vector<DriveExtent>& taken) {
   if (generation_ != os::fork_generation()) return;
   const std::lock_guard lock(mutex_);
-  for (const Piece& piece : pieces) drives_[piece.drive].extents.give_back(piece.extent);
+  for (const auto& [drive, extent] : taken) drives_[drive].free.give_back(extent);
 }
 
 void Store::remove_directories() {
@@ -189,7 +189,7 @@ void Store::remove_directories() {
 std::uint64_t Store::file_bytes() const {
   const std::lock_guard lock(mutex_);
   std::uint64_t bytes = 0;
-  for (const Drive& drive : drives_) bytes += drive.extents.total_bytes();
+  for (const Drive& drive : drives_) bytes += drive.free.total_bytes();
   return bytes;
 }
 

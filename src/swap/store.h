@@ -1,4 +1,4 @@
-// The files of a swap space and what is free in them: where tensors get their places.
+// The files of a swap space: allocates room in them for tensors.
 #pragma once
 
 #include <cstdint>
@@ -18,48 +18,51 @@ namespace tensorferry::swap {
 
 class Store;
 
-// A part of a tensor and where it lies. Whole pages.
-struct Piece {
+// Some of a tensor's bytes on one drive. Whole pages.
+struct DriveExtent {
   std::size_t drive = 0;
   Extent extent;
 };
 
-// Room for one tensor, in the order of its bytes. Its end gives the room back.
-class Place {
+// The room that one tensor has on the drives. Its destructor gives the room back.
+class Allocation {
  public:
-  Place(std::shared_ptr<Store> store, std::vector<Piece> pieces)
-      : store_(std::move(store)), pieces_(std::move(pieces)) {}
-  ~Place();
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  // `extents` are in the order of the tensor's bytes.
+  Allocation(std::shared_ptr<Store> store, std::vector<DriveExtent> extents)
+      : store_(std::move(store)), extents_(std::move(extents)) {}
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
 
-  struct Stretch {
+  // Bytes of the tensor that follow each other in one file.
+  struct FileRange {
     const File& file;
     std::uint64_t file_offset;
     std::uint64_t offset;  // in the tensor
     std::uint64_t bytes;
   };
-  // The stretches that hold the tensor's bytes from `offset` on.
-  [[nodiscard]] std::vector<Stretch> stretches(std::uint64_t offset, std::uint64_t bytes) const;
+  // The ranges that hold `bytes` of the tensor from `offset` on.
+  [[nodiscard]] std::vector<FileRange> ranges(std::uint64_t offset, std::uint64_t bytes) const;
 
  private:
   const std::shared_ptr<Store> store_;
-  const std::vector<Piece> pieces_;
+  const std::vector<DriveExtent> extents_;
 };
 
-// Thread-safe. In a child of fork() it stays as it was, for ever: places that end there give
-// nothing back.
+// Thread-safe. In a child of fork() it never changes: allocations that end there give nothing back.
 class Store : public std::enable_shared_from_this<Store> {
  public:
   [[nodiscard]] static Result<std::shared_ptr<Store>> make(
       os::System& system, const std::vector<std::string>& directories, const std::string& run,
       unsigned rank);
 
-  // Room for so many bytes, spread over all drives. ENOSPC tells what is needed and what is free.
-  [[nodiscard]] Result<std::shared_ptr<Place>> take(std::uint64_t bytes);
+  // Allocates room for a tensor, spread over all drives. Fails with ENOSPC, which names the bytes
+  // needed and free.
+  [[nodiscard]] Result<std::shared_ptr<Allocation>> take(std::uint64_t bytes);
+  // Makes the files longer ahead of need. Fails with ENOSPC.
   [[nodiscard]] Status reserve(std::uint64_t bytes);
 
-  // Removes the directories. Places and their open files live on.
+  // Removes the directories. Allocations and their open files live on.
   void remove_directories();
 
   [[nodiscard]] std::uint64_t file_bytes() const;
@@ -68,21 +71,21 @@ class Store : public std::enable_shared_from_this<Store> {
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
-  friend class Place;
+  friend class Allocation;
 
   struct Drive {
     std::unique_ptr<RunDirectory> directory;
     File file;
-    Extents extents;
+    FreeExtents free;
   };
 
   explicit Store(os::System& system) : system_(system), generation_(os::fork_generation()) {}
   [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
-  void give_back(const std::vector<Piece>& pieces);
-  // Each adds pieces and returns how many bytes it found room for.
+  void give_back(const std::vector<DriveExtent>& taken);
+  // Both add to `taken` and return how many bytes they found room for.
   [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
-                                         std::vector<Piece>& pieces);
-  [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<Piece>& pieces);
+                                         std::vector<DriveExtent>& taken);
+  [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<DriveExtent>& taken);
   // 0 or -errno.
   [[nodiscard]] int grow(Drive& drive, std::uint64_t bytes);
   [[nodiscard]] Error no_room(std::uint64_t needed_bytes) const;
@@ -92,8 +95,8 @@ class Store : public std::enable_shared_from_this<Store> {
   const std::uint64_t generation_;  // of forks
   mutable std::mutex mutex_;
   std::vector<Drive> drives_;
-  std::size_t next_ = 0;  // the drive whose turn it is
-  int growth_error_ = 0;  // why a file did not grow, the last time
+  std::size_t next_ = 0;  // the first drive of the next allocation
+  int growth_error_ = 0;  // errno of the last file that did not grow
   std::vector<std::string> paths_;
   std::vector<std::string> notes_;
 };

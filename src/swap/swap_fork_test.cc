@@ -1,6 +1,5 @@
-// fork() beside a swap space: it stays with the parent, memory and all, and nothing that a child
-// does with what it has inherited hangs, whatever other threads of the parent were in the middle
-// of.
+// fork() beside a swap space: the space and its memory stay with the parent, and a child that uses
+// what it has inherited never hangs, whatever other threads of the parent were doing.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "support/child.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
+#include "swap/swap_fixture.h"
 #include "tensorferry/swap_space.h"
 
 namespace tensorferry {
@@ -31,15 +31,13 @@ using support::pattern_fault;
 
 constexpr std::size_t buffer_bytes = 64 * MiB;
 
-// A child that hangs has found a lock held, or waits for threads that it does not have.
+// A child that hangs waits for a lock or for threads that it does not have.
 constexpr std::chrono::seconds child_limit{20};
 
 class SwapFork : public ::testing::TestWithParam<SwapMemory> {
  protected:
   [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = buffer_bytes;
+    SwapOptions options = swap::options_in(dir, buffer_bytes);
     options.memory = GetParam();
     return options;
   }
@@ -119,7 +117,7 @@ TEST_P(SwapFork, in_a_child_every_use_of_the_space_is_an_error) {
         if (space->directories().size() != 1) said += "directories(); ";
         (void)space->notes();
         if (in_swap_buffer(buffer->bytes())) said += "in_swap_buffer(); ";
-        said += pattern_fault(view->bytes(), 0, 1);  // a view is a file's, and inherited
+        said += pattern_fault(view->bytes(), 0, 1);  // children inherit views
         view.reset();
         buffer.reset();
         space.reset();
@@ -135,7 +133,7 @@ TEST_P(SwapFork, a_child_can_end_a_space_whose_buffers_a_thread_waits_for) {
   std::optional<SwapBuffer> all = space->take(buffer_bytes);
   std::thread waiting([&space] { (void)space->take(MiB); });
   while (space->stats().waits == 0) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));  // to the wait itself
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));  // until it waits
   const auto child = support::run_in_child(
       [&]() -> std::string {
         all.reset();

@@ -1,4 +1,4 @@
-// The public door.
+// The public API.
 #include "tensorferry/swap_space.h"
 
 #include <utility>

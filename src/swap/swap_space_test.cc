@@ -22,6 +22,7 @@
 #include "support/sanitizers.h"
 #include "support/temp_dir.h"
 #include "swap/space.h"
+#include "swap/swap_fixture.h"
 
 namespace tensorferry {
 namespace {
@@ -40,12 +41,7 @@ constexpr std::size_t buffer_bytes = 8 * MiB;
 
 class SwapSpaceTest : public ::testing::Test {
  protected:
-  [[nodiscard]] SwapOptions options() const {
-    SwapOptions options;
-    options.directories = {dir.path()};
-    options.buffer_bytes = buffer_bytes;
-    return options;
-  }
+  [[nodiscard]] SwapOptions options() const { return swap::options_in(dir, buffer_bytes); }
 
   // A swap space whose requests wait at the gate.
   [[nodiscard]] SwapSpace gated(Gate& gate) const {
@@ -57,7 +53,7 @@ class SwapSpaceTest : public ::testing::Test {
   support::TempDir dir;
 };
 
-// What `get` brings, or the place of the first wrong byte.
+// Empty if get() returns the right bytes; else tells the first wrong one.
 std::string fault_in(SwapSpace& space, std::string_view key, std::size_t bytes, std::uint32_t seed,
                      std::uint64_t offset = 0) {
   Memory memory(bytes);
@@ -187,7 +183,7 @@ TEST_F(SwapSpaceTest, may_end_in_a_callback_of_its_own) {
   }
 }
 
-// After the write is done its memory is the user's again.
+// After the write is done, the memory belongs to the user again.
 TEST_F(SwapSpaceTest, memory_is_never_read_once_its_write_is_done) {
   SwapSpace space(options());
   Memory memory(64 * KiB);
@@ -211,7 +207,7 @@ TEST_F(SwapSpaceTest, rewriting_a_pending_tensor_replaces_it_and_never_mixes) {
   const Operation put_second = space.put("t", second.bytes());
   EXPECT_EQ(fault_in(space, "t", MiB, 2), "");
   ASSERT_TRUE(gate.holds(2));
-  for (const auto& event : gate.events()) {  // not one byte of the file is written twice
+  for (const auto& event : gate.events()) {  // no byte of the file is written twice
     for (const auto& other : gate.events()) {
       if (event.request.tag == other.request.tag) continue;
       EXPECT_TRUE(event.request.offset + event.request.bytes <= other.request.offset ||
@@ -314,7 +310,7 @@ TEST_F(SwapSpaceTest, room_is_free_only_when_its_write_is_done) {
   ASSERT_TRUE(buffer);
   support::fill_pattern(buffer->bytes(), 0, 6);
   const Operation put = space.put("t", buffer->bytes());
-  buffer.reset();  // its user is done with it, the kernel is not
+  buffer.reset();  // the kernel still uses it
   const auto soon = SwapSpace::Clock::now() + std::chrono::milliseconds(20);
   EXPECT_FALSE(space.take(4096, soon));
   gate.open();
@@ -476,7 +472,7 @@ TEST_F(SwapSpaceTest, a_full_drive_is_an_error_and_all_stays_readable) {
     for (std::uint32_t i = 0; i < count; ++i) {
       EXPECT_EQ(fault_in(space, std::to_string(i), 3 * MiB, i), "") << i;
     }
-    // In pieces where it must be: every second one is gone, and a larger one fits.
+    // Every second tensor is dropped: a larger one fits, in several extents.
     for (std::uint32_t i = 0; i < count; i += 2) space.drop(std::to_string(i));
     store(space, "scattered", 12 * MiB, 77);
     EXPECT_EQ(fault_in(space, "scattered", 12 * MiB, 77), "");

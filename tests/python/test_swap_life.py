@@ -248,7 +248,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "tensorferry"), SwapSpace(tmp_path) as space:
         assert not os.path.exists(left)
         assert any("ended runs" in note for note in space.notes)
-        assert "removed what 1 ended runs had left" in caplog.text
+        assert "removed the files of 1 ended runs" in caplog.text
 
 
 def test_another_live_run_is_noted_and_left_alone(tmp_path, caplog):
