@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "bindings.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -22,14 +22,14 @@ struct PyFile {
 
   void close() {
     std::optional<File> closing = std::exchange(file, std::nullopt);
-    const Unlocked unlocked;
+    const GilRelease released;
     closing.reset();
   }
 };
 
 File open_path(const std::string& path, Access access,
                unsigned permissions = File::usual_permissions) {
-  const Unlocked unlocked;  // a slow or remote file system must not stop Python
+  const GilRelease released;  // a slow or remote file system must not stop Python
   return File::open(path, access, permissions);
 }
 
@@ -66,7 +66,7 @@ File to_file(nb::handle file, Access access) {
     if (overflow != 0 || descriptor < 0 || descriptor > INT32_MAX) {
       throw invalid("use descriptor", "not a descriptor: " + std::string(nb::repr(file).c_str()));
     }
-    const Unlocked unlocked;
+    const GilRelease released;
     return File::borrow(static_cast<int>(descriptor));
   }
   return open_path(to_path(file), access);
@@ -83,7 +83,7 @@ void bind_facts(FileClass& file) {
           "size",
           [](PyFile& self) {
             const File file = self.open();
-            const Unlocked unlocked;
+            const GilRelease released;
             return file.size();
           },
           "The current size in bytes.")
@@ -131,7 +131,7 @@ existing one. A File that stays open saves an open() in every transfer.
       .def_static(
           "borrow",
           [](int descriptor) {
-            const Unlocked unlocked;
+            const GilRelease released;
             return PyFile{File::borrow(descriptor)};
           },
           nb::arg("descriptor"),
@@ -151,7 +151,7 @@ existing one. A File that stays open saves an open() in every transfer.
           [](PyFile& self, nb::handle bytes) {
             const std::uint64_t size = to_bytes(bytes, "bytes");
             File file = self.open();
-            const Unlocked unlocked;
+            const GilRelease released;
             file.resize(size);
           },
           nb::arg("bytes"), nb::sig("def resize(self, bytes: int) -> None"),

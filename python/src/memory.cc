@@ -4,7 +4,7 @@
 
 #include "bindings.h"
 #include "buffer.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -45,7 +45,7 @@ struct PyPinnedBuffer {
   }
 
   static PinnedBuffer make(std::size_t bytes, KnownToCuda cuda) {
-    const Unlocked unlocked;  // zeroing and locking takes time
+    const GilRelease released;  // zeroing and locking takes time
     return PinnedBuffer(bytes, cuda);
   }
 

@@ -6,7 +6,7 @@
 
 #include "bindings.h"
 #include "buffer.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 

@@ -8,13 +8,13 @@
 #include <cmath>
 
 #include "bindings.h"
-#include "dock.h"
+#include "closable.h"
 
 namespace tensorferry::python {
 
 namespace {
 
-using PySwapSpace = DockOf<SwapSpace>;
+using PySwapSpace = ClosableOf<SwapSpace>;
 using Clock = SwapSpace::Clock;
 
 // A child of fork() has the views of a swap space, and nothing of its buffers.
@@ -76,41 +76,41 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
 
 // Our own buffers are kept by the operation, no longer than it needs them; what else it uses is
 // kept until somebody waits.
-PyOperation launch(PySwapSpace& self, Operation operation, Moves moves, std::vector<Buffer> held) {
-  if (in_swap_buffer(held.front().bytes())) held.clear();
-  return self.launch(std::move(operation), moves, std::move(held));
+PyOperation hold(PySwapSpace& self, Operation operation, Moves moves, std::vector<Buffer> buffers) {
+  if (in_swap_buffer(buffers.front().bytes())) buffers.clear();
+  return self.hold(std::move(operation), moves, std::move(buffers));
 }
 
 PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
-  std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::take, Reach::gpu_too);
+  std::vector<Buffer> buffers;
+  buffers.emplace_back(buffer, Use::take, Reach::gpu_too);
   Operation operation = self.with([&](SwapSpace& space) {
-    return space.put(key, held.front().bytes(), held.front().stream());
+    return space.put(key, buffers.front().bytes(), buffers.front().stream());
   });
-  return launch(self, std::move(operation), Moves::out, std::move(held));
+  return hold(self, std::move(operation), Moves::out, std::move(buffers));
 }
 
 PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb::handle offset) {
-  std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::fill, Reach::gpu_too);
+  std::vector<Buffer> buffers;
+  buffers.emplace_back(buffer, Use::fill, Reach::gpu_too);
   const std::uint64_t at = to_bytes(offset, "offset");
   Operation operation = self.with([&](SwapSpace& space) {
-    return space.get(key, held.front().bytes(), at, held.front().stream());
+    return space.get(key, buffers.front().bytes(), at, buffers.front().stream());
   });
-  return launch(self, std::move(operation), Moves::in, std::move(held));
+  return hold(self, std::move(operation), Moves::in, std::move(buffers));
 }
 
 nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double> timeout) {
   auto fetched = waiting(timeout, nullptr, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
   });
-  return nb::make_tuple(fetched.buffer, self.launch(fetched.operation, Moves::in));
+  return nb::make_tuple(fetched.buffer, self.hold(fetched.operation, Moves::in));
 }
 
 SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout,
                 const PyOperation* other) {
   const std::uint64_t wanted = to_bytes(bytes, "bytes");
-  const Operation* const until = other != nullptr ? &other->flight->operation : nullptr;
+  const Operation* const until = other != nullptr ? &other->held->operation : nullptr;
   return waiting(timeout, until, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) {
       return until != nullptr ? space.take(wanted, *until, deadline) : space.take(wanted, deadline);
@@ -163,7 +163,7 @@ void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_byt
   options.handle = handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   new (self) PySwapSpace("use swap space", options);
   for (const auto& note : self->with([](SwapSpace& space) { return space.notes(); })) {
-    Dock::log(note);
+    Closable::log(note);
   }
 }
 
@@ -290,16 +290,16 @@ void bind_facts(SpaceClass& space) {
 
 }  // namespace
 
-// What is in flight is of no use once the files are gone.
+// Operations in flight are of no use once the files are gone.
 template <>
-bool DockOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline) {
+bool ClosableOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline) {
   if (ending == Ending::with_writes) cancel_all();
-  return landed(deadline);
+  return all_done(deadline);
 }
 
 template <>
-void DockOf<SwapSpace>::cancel_all() noexcept {
-  cancel_flights();
+void ClosableOf<SwapSpace>::cancel_all() noexcept {
+  cancel_held();
 }
 
 void bind_swap(nb::module_& module) {
