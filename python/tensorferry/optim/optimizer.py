@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._memory.buffers import open_space
+from .._memory.buffers import NvmePath, open_space
 from .._memory.layout import page_up
 from .._tracing import span
 from . import checkpoints
@@ -50,7 +49,7 @@ class Offloaded(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        nvme_path: NvmePath,
         *,
         buffer_count: int = 4,
         buffer_bytes: int = 64 << 20,
@@ -96,7 +95,7 @@ class Offloaded(torch.optim.Optimizer):
                 self._gradients.watch(group["params"])
 
     def _open_store(
-        self, nvme_path: Any, buffer_count: int, handle_options: dict[str, Any]
+        self, nvme_path: NvmePath, buffer_count: int, handle_options: dict[str, Any]
     ) -> StateStore:
         size = max(self._sub_groups.buffer_bytes, self._sub_groups.largest, LEAST_BYTES)
         if size > self._sub_groups.buffer_bytes:
