@@ -104,7 +104,7 @@ TEST_P(FileSystems, random_reads_and_writes_agree_with_a_byte_map) {
     // Small, near a block's edge, or large; the end of the file may move.
     const std::size_t bytes = dice() % 3 == 0 ? 1 + dice() % 9000 : 1 + dice() % 300'000;
     const std::size_t offset = dice() % model.size();
-    Buffer buffer(bytes, dice() % 2 * (dice() % 512));
+    GuardedMemory buffer(bytes, dice() % 2 * (dice() % 512));
     if (dice() % 2 == 0) {
       buffer.fill(offset, 200 + round);
       const auto durability = static_cast<Durability>(dice() % 3);
@@ -142,7 +142,7 @@ TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   for (std::uint32_t round = 0; round < 25; ++round) {
     write_whole_file(path, support::pattern(total, 0, seed));
     const File file = File::open(path, Access::read_write);
-    Buffer buffer(total, dice() % 2 * 8);
+    GuardedMemory buffer(total, dice() % 2 * 8);
     buffer.fill(0, 300 + round);
     std::vector<std::size_t> seams{0, total};
     for (int i = 0; i < 40; ++i) seams.push_back(dice() % total);
@@ -200,7 +200,7 @@ TEST_P(FileSystems, writing_part_of_a_file_changes_nothing_else_while_another_pr
   write_whole_file(path, support::pattern(first_bytes, 0, seed));
   Handle handle(options());
   const File file = File::open(path, Access::read_write);
-  Buffer buffer(end - begin, 3);
+  GuardedMemory buffer(end - begin, 3);
   Appender appender(path);
   std::uint32_t version = seed;
   const auto grown = [&] { return file.size() > first_bytes + 101 * 50; };

@@ -1,5 +1,5 @@
-// Tensors that are read from the memory they are being written from, onto a GPU whose streams take
-// their time: nobody waits for them but the reader. The GPU is tests/fake_cuda.
+// Reads of a tensor from the memory of its write, onto a GPU with slow streams: only the reader
+// waits for the streams. The GPU is tests/fake_cuda.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -114,7 +114,8 @@ TEST_F(Forwarding, a_stream_may_wait_for_the_write_whose_memory_is_to_be_read_be
   start_reader("t");
   gate.open();
   // What is queued on the stream ends when the write has ended.
-  EXPECT_EQ(outcome_code(put), 0) << "the write waits for its reader, and that for the stream";
+  EXPECT_EQ(outcome_code(put), 0)
+      << "the write waits for its reader, and that for the stream";
   EXPECT_FALSE(read);
   cuda.hold(false);
   reader.join();

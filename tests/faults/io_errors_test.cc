@@ -50,13 +50,12 @@ INSTANTIATE_TEST_SUITE_P(Engines, IoErrors, all_engines, engine_name);
 // Which blocks of a file cannot be read, as plain pread() sees it.
 std::set<std::size_t> blocks_lost(const std::string& path, std::size_t block) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  void* memory = std::aligned_alloc(page_bytes(), block);
+  const support::Memory memory(block);
   std::set<std::size_t> lost;
   for (std::size_t i = 0; i < scan_bytes / block; ++i) {
-    const ssize_t got = ::pread(fd, memory, block, static_cast<off_t>(i * block));
+    const ssize_t got = ::pread(fd, memory.at(0), block, static_cast<off_t>(i * block));
     if (got != static_cast<ssize_t>(block)) lost.insert(i);
   }
-  std::free(memory);
   ::close(fd);
   return lost;
 }
@@ -64,7 +63,7 @@ std::set<std::size_t> blocks_lost(const std::string& path, std::size_t block) {
 // Reads the file in operations of one block each, all in flight at once.
 void expect_scan(Handle& handle, const File& file, std::size_t block,
                  const std::set<std::size_t>& bad) {
-  Buffer buffer(scan_bytes);
+  GuardedMemory buffer(scan_bytes);
   std::vector<Operation> operations;
   for (std::size_t at = 0; at < scan_bytes; at += block) {
     operations.push_back(handle.read(buffer.bytes().subspan(at, block), file, at));
@@ -108,7 +107,7 @@ TEST_P(IoErrors, a_scan_of_a_failing_drive_tells_good_blocks_from_bad) {
   EXPECT_EQ(stats.failed_operations, bad.size());
   EXPECT_EQ(stats.operations, scan_bytes / block);
 
-  Buffer small(4096);
+  GuardedMemory small(4096);
   handle.read_now(small.bytes(), file, 0);
   EXPECT_EQ(small.fault(0, seed), "") << "the handle is not usable any more";
   const auto inline_error =
@@ -150,7 +149,7 @@ TEST_P(IoErrors, one_large_read_over_a_bad_block_fails_and_names_it) {
   };
   const File file = rig.open_file(path_, Access::read);
   for (const std::size_t skew : {0U, 24U}) {
-    Buffer buffer(8 * MiB, skew);
+    GuardedMemory buffer(8 * MiB, skew);
     const auto error = outcome(rig.handle.read(buffer.bytes(), file, 0));
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->code(), EIO);
@@ -170,7 +169,7 @@ TEST_P(IoErrors, a_failed_write_fails_its_operation_only) {
       return hit ? Fault{Fault::Kind::fail, 0, code} : Fault{};
     };
     const File file = rig.open_file(path_);
-    Buffer buffer(8 * MiB);
+    GuardedMemory buffer(8 * MiB);
     buffer.fill(0, seed);
     std::vector<Operation> operations;
     for (std::size_t at = 0; at < 8 * MiB; at += MiB) {
@@ -283,7 +282,7 @@ TEST_P(IoErrors, a_failed_sync_fails_the_operation_and_is_never_repeated) {
   Rig rig(options());
   const File file = rig.open_file(path_);
   SyncWatch watch(rig);
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   for (const SyncSite& site : sync_sites) {
     SCOPED_TRACE(site.name);
     watch.arm(1000, EIO);
@@ -310,7 +309,7 @@ TEST_P(IoErrors, nothing_is_synced_after_a_failed_write) {
   write_whole_file(path_, pattern(2 * MiB, 0, seed));
   Rig rig(options());
   const File file = rig.open_file(path_);
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   rig.engine.judge = [](const Request& request, std::uint64_t index) -> Fault {
     const bool hit = request.kind == RequestKind::write && index == 2;
     return hit ? Fault{Fault::Kind::fail, 0, EIO} : Fault{};
@@ -328,7 +327,7 @@ TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_liv
   device.make_file_system("ext4");
   device.mount();
   Handle handle(options());
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   buffer.fill(0, seed);
   {
     const File file = File::open(device.file("a"), Access::read_write);
@@ -347,7 +346,7 @@ TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_liv
   }
   write_whole_file(path_, buffer.bytes());
   const File other = File::open(path_, Access::read);
-  Buffer in(2 * MiB);
+  GuardedMemory in(2 * MiB);
   ASSERT_ENDED_WELL(handle.read(in.bytes(), other, 0));
   EXPECT_EQ(in.fault(0, seed), "");
 }

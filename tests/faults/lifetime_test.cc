@@ -104,8 +104,17 @@ class Traffic {
     return {};
   }
 
+  // Empty if nothing writes to the buffers for a while. Call it when all operations have ended.
+  [[nodiscard]] std::string late_write_fault(std::chrono::milliseconds wait) {
+    for (const GuardedMemory& buffer : buffers_) buffer.fill(1, 7);
+    std::this_thread::sleep_for(wait);
+    for (const GuardedMemory& buffer : buffers_) {
+      if (!buffer.fault(1, 7).empty()) return "a buffer was written to after the end";
+    }
+    return {};
+  }
+
   [[nodiscard]] std::vector<Operation>& operations() { return operations_; }
-  [[nodiscard]] std::vector<Buffer>& buffers() { return buffers_; }
 
  private:
   [[nodiscard]] std::uint64_t offset(std::size_t i) const {
@@ -113,7 +122,7 @@ class Traffic {
   }
 
   std::size_t lane_;
-  std::vector<Buffer> buffers_;
+  std::vector<GuardedMemory> buffers_;
   std::vector<Operation> operations_;
 };
 
@@ -131,12 +140,8 @@ TEST_P(Lifetime, a_handle_destroyed_in_mid_flight_ends_every_operation) {
             std::this_thread::sleep_for(std::chrono::microseconds(dice() % 3000));
           }
           if (auto fault = traffic.ended_fault(); !fault.empty()) return fault;
-          // Nothing writes to these any more.
-          for (Buffer& buffer : traffic.buffers()) buffer.fill(1, 7);
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          for (Buffer& buffer : traffic.buffers()) {
-            if (!buffer.fault(1, 7).empty()) return "a buffer was written to after the end";
-          }
+          const auto fault = traffic.late_write_fault(std::chrono::milliseconds(2));
+          if (!fault.empty()) return fault;
         }
         return pattern_fault(read_whole_file(path_), 0, seed);
       },
@@ -192,7 +197,7 @@ TEST_P(Lifetime, threads_that_wait_while_a_handle_is_destroyed_are_let_go) {
 
 TEST_P(Lifetime, operations_outlive_their_handle_and_their_file) {
   std::optional<Operation> kept;
-  Buffer buffer(operation_bytes);
+  GuardedMemory buffer(operation_bytes);
   {
     Handle handle(options());
     kept = handle.read(buffer.bytes(), path_, 0);
@@ -223,11 +228,7 @@ TEST_P(Lifetime, cancelled_operations_end_and_let_go_of_their_buffers) {
       ASSERT_TRUE(cancelled_or_well(error)) << error->what();
     }
     ASSERT_EQ(traffic.ended_fault(), "");
-    for (Buffer& buffer : traffic.buffers()) buffer.fill(1, 7);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    for (Buffer& buffer : traffic.buffers()) {
-      ASSERT_EQ(buffer.fault(1, 7), "") << "written to after the operation reported done";
-    }
+    ASSERT_EQ(traffic.late_write_fault(std::chrono::milliseconds(1)), "");
   }
   EXPECT_EQ(pattern_fault(read_whole_file(path_), 0, seed), "");
   const Stats stats = handle.stats();
@@ -245,7 +246,7 @@ TEST_P(Lifetime, an_operation_cancelled_while_it_becomes_durable_ends_exactly_on
     return write ? support::Fault{} : support::Fault{support::Fault::Kind::pretend, 0, 0};
   };
   const File file = rig.open_file(path_);
-  Buffer buffer(4096);
+  GuardedMemory buffer(4096);
   buffer.fill(0, seed);
   std::mt19937_64 dice(3);
   constexpr std::uint64_t rounds = 3000;
@@ -265,7 +266,7 @@ TEST_P(Lifetime, a_cancel_from_many_threads_ends_an_operation_once) {
   Handle handle(options());
   const File file = File::open(path_, Access::read);
   for (int run = 0; run < 3 * runs(); ++run) {
-    Buffer buffer(file_bytes);
+    GuardedMemory buffer(file_bytes);
     const Operation operation = handle.read(buffer.bytes(), file, 0);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) threads.emplace_back([&] { operation.cancel(); });
@@ -280,7 +281,7 @@ TEST_P(Lifetime, a_cancel_from_many_threads_ends_an_operation_once) {
 
 // What a child may do with what it inherits. Runs in the child; empty if all is well.
 std::string inherited_fault(std::unique_ptr<Handle>& handle, Traffic& traffic, const File& file) {
-  Buffer buffer(operation_bytes);
+  GuardedMemory buffer(operation_bytes);
   if (!thrown_by([&] { (void)handle->read(buffer.bytes(), file, 0); })) {
     return "the parent's handle took a read";
   }

@@ -83,7 +83,8 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
     ASSERT_GE(found.size(), old_bytes);
     ASSERT_EQ(pattern_fault(all.first(old_bytes), 0, old_seed), "") << "old data, free " << free;
     if (!error) {
-      ASSERT_EQ(found.size(), old_bytes + save_bytes) << "acknowledged and not there";
+      ASSERT_EQ(found.size(), old_bytes + save_bytes)
+          << "acknowledged and not there";
       ASSERT_EQ(pattern_fault(all.subspan(old_bytes), old_bytes, new_seed), "");
       ASSERT_GE(free + 64 * KiB, save_bytes) << "where did the bytes go?";
       return;
@@ -103,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, NoSpace, all_engines, engine_name);
 TEST_P(NoSpace, a_tmpfs_full_at_every_4_kib_of_a_save_is_an_error_and_old_data_stays) {
   const Mount disk("tmpfs", "size=8m");
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(old_bytes, new_seed);
   Filler filler(disk.file("filler"));
   for (std::uint64_t free = 0; free <= save_bytes; free += 4096) {
@@ -125,7 +126,7 @@ TEST_P(NoSpace, an_ext4_full_at_any_point_of_a_save_is_an_error_and_old_data_sta
   disk.make_file_system("ext4");
   disk.mount();
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(old_bytes, new_seed);
   Filler filler(disk.file("filler"));
   const std::uint64_t step = soaking() ? 4096 : 32 * KiB;
@@ -139,7 +140,7 @@ TEST_P(NoSpace, an_ext4_full_at_any_point_of_a_save_is_an_error_and_old_data_sta
 TEST_P(NoSpace, the_same_handle_and_file_work_again_once_there_is_space) {
   const Mount disk("tmpfs", "size=8m");
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(0, new_seed);
   Filler filler(disk.file("filler"));
   const File file = File::open(disk.file("data"), Access::read_write);
@@ -171,7 +172,7 @@ TEST_P(NoSpace, writing_over_old_data_needs_no_space) {
   filler.leave(0);
   Handle handle(options());
   const File file = File::open(disk.file("data"), Access::read_write);
-  Buffer buffer(save_bytes - 3000, 3);
+  GuardedMemory buffer(save_bytes - 3000, 3);
   buffer.fill(1001, new_seed);
   ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, 1001, Durability::data));
   const auto found = read_whole_file(disk.file("data"));
@@ -191,14 +192,14 @@ TEST_P(NoSpace, a_file_size_limit_is_an_error_and_the_process_lives) {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     Handle handle(options());
     const File file = File::open(dir.file("data"), Access::read_write);
-    Buffer buffer(save_bytes);
+    GuardedMemory buffer(save_bytes);
     buffer.fill(0, new_seed);
     const auto error = outcome(handle.write(buffer.bytes(), file, 0));
     if (!error) return "acknowledged over the limit";
     if (error->code() != EFBIG) return error->what();
     if (error->hint().empty()) return "no hint";
     handle.write(buffer.bytes().first(1 * MiB), file, 0).wait();
-    Buffer in(1 * MiB);
+    GuardedMemory in(1 * MiB);
     handle.read(in.bytes(), file, 0).wait();
     return in.fault(0, new_seed);
   });

@@ -44,7 +44,7 @@ class Victim {
       sync_folder();
     }
     std::vector<Operation> operations;
-    std::vector<Buffer> buffers;
+    std::vector<GuardedMemory> buffers;
     for (std::size_t i = 0; i < piece_count; ++i) {
       buffers.emplace_back(piece_bytes, i % 3);
       buffers.back().fill(i * piece_bytes, trial.seed);
@@ -170,7 +170,7 @@ TEST_P(PowerCuts, no_inline_write_acknowledged_with_durability_is_lost) {
   for (int number = 0; number < cuts(10); ++number) {
     device.mount();
     const std::string name = "small-" + std::to_string(number);
-    Buffer buffer(5000, 1);
+    GuardedMemory buffer(5000, 1);
     buffer.fill(3, 9);
     handle.write_now(buffer.bytes(), device.file(name), 3, Durability::full);
     device.cut_power(PowerCut::journal_lost);

@@ -23,8 +23,8 @@ constexpr int slowdown = support::sanitized ? 8 : 1;
 
 int rounds(int count) { return (soaking() ? 20 : 1) * count / slowdown; }
 
-// What one thread does with handles that it shares with the others, in a part of the file that is
-// its own. Complaints are kept, since assertions belong to the main thread.
+// The work of one thread, with handles that all threads share, in its own part of the file. It
+// keeps complaints, since assertions belong to the main thread.
 class Guest {
  public:
   Guest(std::size_t number, std::vector<Handle*> handles, File file)
@@ -79,7 +79,7 @@ class Guest {
 
   void write_all() {
     const auto next = static_cast<std::uint32_t>(version_ + 1);
-    Buffer buffer(share_bytes, dice_() % 32);
+    GuardedMemory buffer(share_bytes, dice_() % 32);
     buffer.fill(begin_, next);
     Handle& used = handle();
     // In two halves at once.
@@ -100,7 +100,7 @@ class Guest {
   }
 
   void read_many() {
-    Buffer buffer(100 * 4000, 1);
+    GuardedMemory buffer(100 * 4000, 1);
     std::vector<ReadTransfer> reads;
     for (std::uint64_t i = 0; i < 100; ++i) {
       reads.push_back({buffer.bytes().subspan(i * 4000, 4000), file_, begin_ + i * 4000});
@@ -111,14 +111,14 @@ class Guest {
   }
 
   void read_now() {
-    Buffer buffer(1 + dice_() % 20'000, dice_() % 16);
+    GuardedMemory buffer(1 + dice_() % 20'000, dice_() % 16);
     const std::uint64_t offset = begin_ + dice_() % 500'000;
     handle().read_now(buffer.bytes(), file_, offset);
     complain(buffer.fault(offset, version_));
   }
 
   void cancel_one() {
-    Buffer buffer(share_bytes);
+    GuardedMemory buffer(share_bytes);
     const Operation operation = handle().read(buffer.bytes(), file_, begin_);
     operation.cancel();
     const auto error = outcome(operation);

@@ -1,5 +1,5 @@
-// F7: a file that ends early, or is cut while it is read, is an error with the place, never data
-// and never a hang.
+// F7: a file that ends early, or is cut during a read, gives an error with the place, never wrong
+// data and never a hang.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -53,12 +53,12 @@ TEST_P(Truncation, a_read_past_the_end_is_an_error_wherever_the_file_ends) {
           SCOPED_TRACE("file of " + std::to_string(end) + ", read from " + std::to_string(begin) +
                        " to " + std::to_string(beyond) + " past its end, skew " +
                        std::to_string(skew));
-          Buffer buffer(end - begin + beyond, skew);
+          GuardedMemory buffer(end - begin + beyond, skew);
           expect_ended_at(outcome(handle.read(buffer.bytes(), file, begin)), path_, begin, end);
           expect_ended_at(thrown_by([&] { handle.read_now(buffer.bytes(), file, begin); }), path_,
                           begin, end);
         }
-        Buffer whole(end - begin, skew);
+        GuardedMemory whole(end - begin, skew);
         ASSERT_ENDED_WELL(handle.read(whole.bytes(), file, begin));
         ASSERT_EQ(whole.fault(begin, seed), "");
         whole.clear();
@@ -73,7 +73,7 @@ TEST_P(Truncation, one_early_end_among_many_reads_fails_only_that_read) {
   write_whole_file(path_, pattern(1 * MiB, 0, seed));
   Handle handle(options());
   const File file = File::open(path_, Access::read);
-  std::vector<Buffer> buffers;
+  std::vector<GuardedMemory> buffers;
   for (int i = 0; i < 8; ++i) buffers.emplace_back(200'000, 1);
   std::vector<Operation> operations;
   for (std::size_t i = 0; i < 8; ++i) {
@@ -98,7 +98,7 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
   const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   Handle handle(options());
   const File file = File::open(path_, Access::read);
-  Buffer buffer(file_bytes);
+  GuardedMemory buffer(file_bytes);
   std::mt19937_64 dice(17);
   int complete = 0;
   int cut_short = 0;
@@ -150,7 +150,7 @@ TEST_P(Truncation, a_write_after_a_cut_extends_the_file_again) {
   Handle handle(options());
   const File file = File::open(path_, Access::read_write);
   ASSERT_EQ(::truncate(path_.c_str(), 1000), 0);
-  Buffer buffer(300'000, 9);
+  GuardedMemory buffer(300'000, 9);
   buffer.fill(500'001, seed);
   ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, 500'001));
   EXPECT_EQ(file.size(), 800'001U);

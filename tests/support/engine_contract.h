@@ -1,10 +1,9 @@
-// What the contract suite of the engines (src/engines/contract_test.cc) stands on: a file of known
+// The base of the contract suite of the engines (src/engines/contract_test.cc): a file of known
 // bytes, requests on it, and an engine to try.
 #pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,32 +17,14 @@
 
 #include "base/alignment.h"
 #include "engines/engine.h"
+#include "support/hang_limit.h"
+#include "support/memory.h"
 
 namespace tensorferry::engines {
 
-inline constexpr std::chrono::seconds hang_limit{
-    60};  // nothing here takes a second; a slow machine may
-
-// Page-aligned memory that costs nothing until touched.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : bytes_(bytes) {
-    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(mapped);
-  }
-  ~Memory() { ::munmap(data_, bytes_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  [[nodiscard]] std::byte* at(std::size_t offset) const { return data_ + offset; }
-  [[nodiscard]] std::span<std::byte> span() const { return {data_, bytes_}; }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_;
-};
+using support::hang_limit;
+using support::Memory;
+using support::UntouchedMemory;
 
 // What the test file holds: every 8 bytes are a function of their offset and a seed.
 inline std::uint64_t word_at(std::uint64_t offset, std::uint64_t seed) {

@@ -1,0 +1,25 @@
+"""File systems of a test's own, on loop devices."""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def loop_mount(place, kind="ext4", size="4G", options="loop"):
+    """Makes and mounts one below `place`; skips the test where that cannot be done."""
+    if os.geteuid() != 0 or shutil.which(f"mkfs.{kind}") is None:
+        pytest.skip(f"needs root and mkfs.{kind}")
+    image, point = place / f"{kind}.img", place / kind
+    subprocess.run(["truncate", "-s", size, image], check=True)
+    subprocess.run([f"mkfs.{kind}", "-q", image], check=True, capture_output=True)
+    point.mkdir()
+    if subprocess.run(["mount", "-o", options, image, point], check=False).returncode != 0:
+        pytest.skip(f"{kind} cannot be mounted here")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
