@@ -1,11 +1,10 @@
-// A libcuda.so.1 that is no CUDA: it lets tests see how the library is found, what happens where it
-// is too old, and how its errors are told. It has no GPU, and moves no bytes unless a test gives it
-// memory.
+// A fake libcuda.so.1: tests use it to see how the library is found, what happens if it is too old,
+// and how its errors are reported. It has no GPU, and moves no bytes unless a test gives it memory.
 //
 // FAKE_CUDA="cuMemAlloc_v2=2 cuMemcpyAsync=700" makes these functions return these codes.
 //
-// A test in the same process can also call the functions named fake_cuda_*: they give it memory
-// that is there, and hold streams back.
+// A test in the same process can also call the functions named fake_cuda_*: they give it real
+// memory and hold streams back.
 #include <sys/mman.h>
 
 #include <condition_variable>
@@ -23,15 +22,15 @@ constexpr unsigned long long memory_bytes = 1ULL << 40;
 
 struct Stream {
   bool held = false;              // by a test
-  bool copied = false;            // it has been given a copy to make
-  const Stream* after = nullptr;  // whose work it waits for
+  bool copied = false;            // has had a copy to make
+  const Stream* after = nullptr;  // the stream whose work it waits for
 };
 
 struct Event {
   const Stream* of = nullptr;  // whose work it comes after, if that had not ended
 };
 
-// Never destroyed: threads may ask to the very end.
+// Never destroyed: threads may use it to the very end.
 struct State {
   std::mutex mutex;
   std::condition_variable changed;
@@ -45,20 +44,20 @@ State& state() {
   return one;
 }
 
-// With the lock held.
+// Call it with the lock held.
 bool busy(const Stream* stream) {
   return stream != nullptr &&
          (stream->held || (stream->copied && state().copies_held) || busy(stream->after));
 }
 
-// not_ready where the work of the stream has not ended.
+// Returns not_ready if the work of the stream has not ended.
 int readiness(const Stream* stream) {
   constexpr int not_ready = 600;
   const std::lock_guard lock(state().mutex);
   return busy(stream) ? not_ready : 0;
 }
 
-// What FAKE_CUDA asks this function to return; 0 if nothing.
+// The code that FAKE_CUDA names for this function; 0 if none.
 int asked(const char* function) {
   const char* text = std::getenv("FAKE_CUDA");
   const char* found = text != nullptr ? std::strstr(text, function) : nullptr;
@@ -136,7 +135,7 @@ FAKE cuMemHostUnregister(void*) { return answer("cuMemHostUnregister"); }
 
 FAKE cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t bytes,
                    void* stream) {
-  constexpr int illegal_address = 700;  // there is nothing to be copied
+  constexpr int illegal_address = 700;  // no memory to copy
   const int code = answer("cuMemcpyAsync");
   const std::lock_guard lock(state().mutex);
   if (code != 0 || !state().has_memory) return code != 0 ? code : illegal_address;
@@ -212,7 +211,7 @@ FAKE cuThreadExchangeStreamCaptureMode(int*) { return answer("cuThreadExchangeSt
 
 // --- For tests ---------------------------------------------------------------------------------
 
-// Memory of the GPU that is there, once; 0 or an error. Copies are made from then on.
+// Makes memory of the GPU real, once. Returns 0 or an error. Copies move bytes from then on.
 FAKE fake_cuda_memory(void** memory, std::size_t bytes) {
   void* const mapped = mmap(reinterpret_cast<void*>(memory_begin), bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -223,7 +222,7 @@ FAKE fake_cuda_memory(void** memory, std::size_t bytes) {
   return 0;
 }
 
-// Whether what is queued on a stream, or every copy, is held back.
+// Holds back the work on a stream, or every copy, or lets it go.
 FAKE fake_cuda_hold(void* stream, int held) {
   const std::lock_guard lock(state().mutex);
   static_cast<Stream*>(stream)->held = held != 0;
@@ -238,7 +237,7 @@ FAKE fake_cuda_hold_copies(int held) {
   return 0;
 }
 
-// Returns when so many threads wait for a stream.
+// Returns once so many threads wait for a stream.
 FAKE fake_cuda_await_waiting(unsigned threads) {
   std::unique_lock lock(state().mutex);
   state().changed.wait(lock, [&] { return state().waiting >= threads; });

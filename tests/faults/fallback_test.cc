@@ -56,7 +56,7 @@ std::string bytes_fault(Handle& handle, const std::string& path) {
 std::string refusal_fault(EngineKind kind, int code, const std::vector<std::string>& words) {
   try {
     const Handle handle({.engine = kind});
-    return "the handle opened all the same";
+    return "the handle opened";
   } catch (const Error& error) {
     if (error.code() != code) return error.what();
     for (const std::string& word : words) {
@@ -96,7 +96,7 @@ class Fallback : public ::testing::Test {
   std::string path_ = dir_.file("data");
 };
 
-// Each of its calls, refused with each error, the others being allowed.
+// Refuses each of its calls with each error, and allows the others.
 struct Refused {
   int call;
   const char* name;
@@ -164,7 +164,8 @@ TEST_P(IoUringRefused, with_libaio_refused_too_auto_takes_threads) {
   EXPECT_TRUE(child.passed()) << child;
 }
 
-// The real limit is system-wide: lowering it would break other programs, so the refusal is made.
+// The real limit is system-wide: to lower it would break other programs, so the test makes the
+// refusal.
 TEST_F(Fallback, io_setup_refused_for_aio_max_nr_is_an_error_that_names_the_limit) {
   const auto child = run_in_child([&] {
     if (auto fault = refuse_system_call(SYS_io_setup, EAGAIN); !fault.empty()) return fault;
@@ -274,8 +275,8 @@ class OpenedOnce : public ::testing::TestWithParam<EngineKind> {
     ASSERT_EQ(::chmod(dir_.path().c_str(), 0777), 0);
   }
 
-  // Empty if many writes with ragged ends, queued and by the caller, before and after the first one
-  // that needs the page cache, leave exactly their bytes.
+  // Empty if many writes with ragged ends leave exactly their bytes: queued and inline, before and
+  // after the first one that needs the page cache.
   static std::string ragged_fault(EngineKind engine, const File& file, const std::string& path) {
     Handle handle({.engine = engine, .block_bytes = 64 * KiB});
     GuardedMemory out(file_bytes, 3);
@@ -352,7 +353,7 @@ TEST_P(MemoryLimit, over_the_memlock_limit_everything_works_unlocked_and_says_wh
       std::optional<Handle> opened;
       const auto refused = thrown_by([&] { opened.emplace(HandleOptions{.engine = GetParam()}); });
       if (refused) {
-        // The ring itself is charged too: an explicit choice may be refused, with the reason.
+        // The kernel charges the ring too: it may refuse an explicit choice, with the reason.
         const bool ring = GetParam() == EngineKind::io_uring && refused->code() == ENOMEM;
         return ring && contains(refused->what(), "memlock") ? "" : refused->what();
       }

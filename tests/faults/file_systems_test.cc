@@ -70,7 +70,7 @@ class FileSystems : public ::testing::TestWithParam<std::tuple<std::string, Engi
     return {.engine = std::get<1>(GetParam()), .block_bytes = 64 * KiB, .queue_depth = 8};
   }
 
-  // What the drive holds: read without the page cache where that can be had.
+  // The bytes on the drive: reads without the page cache if the file system can.
   static std::vector<std::byte> on_the_drive(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     ::fsync(fd);
@@ -130,7 +130,7 @@ TEST_P(FileSystems, random_reads_and_writes_agree_with_a_byte_map) {
   EXPECT_EQ(file.size(), model.size());
 }
 
-// Two writes share a page, an alignment unit or a block; both are in flight.
+// Two writes in flight share a page, an alignment unit or a block.
 TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   constexpr std::size_t total = 600'000;
   const std::string path = disk_->file("data");
@@ -159,7 +159,7 @@ TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   }
 }
 
-// Appends lines until it is told to stop. Each line is 101 bytes and knows its number.
+// Appends lines until the test stops it. Each line has 101 bytes and holds its number.
 class Appender {
  public:
   explicit Appender(const std::string& path) : child_(::fork()) {
@@ -212,7 +212,7 @@ TEST_P(FileSystems, writing_part_of_a_file_changes_nothing_else_while_another_pr
     if (round % 2 == 0) {
       ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, begin));
     } else {
-      // And only the last few bytes, inline.
+      // Only the last few bytes, inline.
       handle.write_now(buffer.bytes().first(end - begin - 3000), file, begin);
       handle.write_now(buffer.bytes().last(3000), file, end - 3000);
     }

@@ -21,7 +21,7 @@ constexpr std::uint64_t edges[] = {call_max, 2 * GiB, 4 * GiB};
 
 class LargeOffsets : public ::testing::TestWithParam<EngineKind> {
  protected:
-  // A sparse file; where it matters there is data.
+  // A sparse file with data at the places of the tests.
   void make_sparse(std::uint64_t bytes) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_EQ(::ftruncate(fd_, static_cast<off_t>(bytes)), 0);
@@ -90,7 +90,7 @@ TEST_P(LargeOffsets, transfers_across_every_edge_are_exact) {
   EXPECT_EQ(file.size(), 4 * GiB + 1 * MiB);
 }
 
-// Requests are pretended, so that only the split is looked at: no gap, no overlap, none too long.
+// Pretends the requests and checks only the split: no gap, no overlap, no request too long.
 void expect_split(Rig& rig, const File& file, RequestKind kind, std::span<std::byte> memory,
                   std::uint64_t offset) {
   SCOPED_TRACE(std::to_string(memory.size()) + " bytes at " + std::to_string(offset));
@@ -133,7 +133,7 @@ TEST_P(LargeOffsets, every_length_around_every_edge_is_split_without_gap_or_over
     for (const std::uint64_t edge : edges) {
       for (const std::uint64_t length : {edge - 1, edge, edge + 1}) {
         for (const std::uint64_t offset : {std::uint64_t{0}, edge - 1, edge, edge + 1}) {
-          // Memory that can be used in place: nothing is copied.
+          // Memory that suits direct I/O: nothing is copied.
           const auto part = memory.bytes().subspan(offset % page_bytes(), length);
           expect_split(rig, file, RequestKind::read, part, offset);
           expect_split(rig, file, RequestKind::write, part, offset);
@@ -202,7 +202,7 @@ TEST_P(LargeOffsets, offsets_that_no_file_can_have_are_refused_at_once) {
     ASSERT_TRUE(write.has_value());
     EXPECT_EQ(write->code(), EINVAL);
   }
-  // Possible as a number, too large for ext4: the file system says so.
+  // A valid number, but too large for ext4: the file system refuses it.
   const std::uint64_t far = (std::uint64_t{1} << 62);
   EXPECT_EQ(outcome_code(handle.write(buffer.bytes(), file, far)), EFBIG);
   EXPECT_EQ(outcome_code(handle.read(buffer.bytes(), file, far)), ENODATA);

@@ -1,5 +1,5 @@
-// F10: handles that end, processes that fork and processes that exit with I/O in flight, from one
-// thread and from many. Everything ends in bounded time, and no buffer is left to the kernel.
+// F10: handles end, processes fork and processes exit with I/O in flight, from one thread and from
+// many. Everything ends in bounded time, and the kernel has let go of every buffer.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,8 +20,8 @@ std::atomic<bool> leaving_in_mid_flight{false};
 }  // namespace
 }  // namespace tensorferry::faults
 
-// A process that exits in mid-flight leaves memory behind, which is no leak. LeakSanitizer asks
-// here.
+// LeakSanitizer asks this function. A process that exits with I/O in flight leaves memory behind,
+// which is no leak.
 extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off() {  // NOLINT
   return tensorferry::faults::leaving_in_mid_flight ? 1 : 0;
 }
@@ -61,8 +61,8 @@ class Lifetime : public ::testing::TestWithParam<EngineKind> {
 
 INSTANTIATE_TEST_SUITE_P(Engines, Lifetime, all_engines, engine_name);
 
-// Many reads and writes of the same bytes, so that whatever happens the file stays what it is. No
-// two writes overlap as long as each user of the file has a lane of its own.
+// Many reads and writes of the same bytes: the content of the file never changes. Writes do not
+// overlap if each user of the file has another lane.
 class Traffic {
  public:
   explicit Traffic(std::size_t lane) : lane_(lane % lane_count) {
@@ -237,11 +237,11 @@ TEST_P(Lifetime, cancelled_operations_end_and_let_go_of_their_buffers) {
   EXPECT_GT(stats.cancelled_operations, 0U);
 }
 
-// The change from moving bytes to making them durable is the moment to get this wrong.
+// Cancels around the change from moving bytes to making them durable.
 TEST_P(Lifetime, an_operation_cancelled_while_it_becomes_durable_ends_exactly_once) {
   Rig rig({.engine = GetParam(), .block_bytes = 4096, .queue_depth = 4});
   rig.engine.judge = [](const engines::Request& request, std::uint64_t) -> support::Fault {
-    // The sync itself costs nothing here: the race is what counts.
+    // The sync itself costs nothing: the test is about the race.
     const bool write = request.kind == engines::RequestKind::write;
     return write ? support::Fault{} : support::Fault{support::Fault::Kind::pretend, 0, 0};
   };
@@ -279,7 +279,7 @@ TEST_P(Lifetime, a_cancel_from_many_threads_ends_an_operation_once) {
 
 // ---- fork ---------------------------------------------------------------------------------------
 
-// What a child may do with what it inherits. Runs in the child; empty if all is well.
+// Uses in the child everything that it inherits. Returns "" if all is well.
 std::string inherited_fault(std::unique_ptr<Handle>& handle, Traffic& traffic, const File& file) {
   GuardedMemory buffer(operation_bytes);
   if (!thrown_by([&] { (void)handle->read(buffer.bytes(), file, 0); })) {
@@ -335,7 +335,7 @@ TEST_P(Lifetime, a_forked_child_opens_a_handle_of_its_own) {
               [&]() -> std::string {
                 Handle own(options());
                 Traffic own_traffic(static_cast<std::size_t>(run) + 1);
-                own_traffic.start(own, file);  // an inherited File is an ordinary one
+                own_traffic.start(own, file);  // an inherited File works as any other
                 if (auto fault = own_traffic.complete_fault(); !fault.empty()) return fault;
                 PinnedBuffer pinned(1 * MiB);
                 own.read(pinned.bytes(), File::open(path_, Access::read), 0).wait();
@@ -398,7 +398,7 @@ TEST_P(Lifetime, fork_while_many_threads_use_a_handle_leaves_the_child_safe) {
 
 enum class Keeping : std::uint8_t { leaked, as_static, used_by_threads };
 
-// Starts I/O and leaves by exit(), as a program that returns from main() does.
+// Starts I/O and calls exit(), as a program does that returns from main().
 [[noreturn]] void exit_in_mid_flight(const HandleOptions& options, const std::string& path,
                                      Keeping keeping, int run) {
   leaving_in_mid_flight = true;
@@ -417,7 +417,7 @@ enum class Keeping : std::uint8_t { leaked, as_static, used_by_threads };
     for (std::size_t t = 0; t < 3; ++t) {
       std::thread([raw, path, t] {
         for (;;) {
-          // Leaked on purpose: exit() must not find memory that went away under the kernel.
+          // Leaked on purpose: the memory must outlast exit(), because the kernel may use it.
           auto* more = new Traffic(t);
           more->start(*raw, File::open(path, Access::read_write));
           (void)more->complete_fault();

@@ -1,5 +1,5 @@
-// F6: a full disk is an error that says how much is needed and how much is free; data that was
-// there stays valid; the same handle and file work again once there is space.
+// F6: a full disk is an error that gives the bytes needed and free. Old data stays valid. The same
+// handle and file work again once the disk has space.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
@@ -26,7 +26,7 @@ constexpr std::uint32_t new_seed = 62;
 constexpr std::size_t save_bytes = 4 * MiB;
 constexpr std::size_t old_bytes = 100'000;
 
-// A file that takes up space to order.
+// A file that takes up the space that a test asks for.
 class Filler {
  public:
   explicit Filler(const std::string& path)
@@ -35,7 +35,7 @@ class Filler {
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // Leaves about `bytes` free and returns how much that is in truth.
+  // Leaves about `bytes` free and returns the exact number.
   std::uint64_t leave(std::uint64_t bytes) const {
     EXPECT_EQ(::ftruncate(fd_, 0), 0);
     ::syncfs(fd_);  // ext4 gives blocks back only then
@@ -50,7 +50,7 @@ class Filler {
   [[nodiscard]] std::uint64_t free_bytes() const {
     struct statfs facts{};
     ::fstatfs(fd_, &facts);
-    // With the blocks that ext4 keeps for root, who we are.
+    // With the blocks that ext4 keeps for root: the test is root.
     return static_cast<std::uint64_t>(facts.f_bfree) * static_cast<std::uint64_t>(facts.f_bsize);
   }
 
@@ -70,7 +70,7 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
     return {.engine = GetParam(), .block_bytes = 256 * KiB, .queue_depth = 8};
   }
 
-  // A save of 4 MiB behind the old bytes of `path`, with about `wanted` bytes left on the disk.
+  // Saves 4 MiB behind the old bytes of `path`, with about `wanted` bytes left on the disk.
   static void save_with(Handle& handle, const std::string& path, Filler& filler,
                         std::uint64_t wanted, std::span<const std::byte> memory) {
     filler.leave(8 * MiB);
@@ -84,9 +84,9 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
     ASSERT_EQ(pattern_fault(all.first(old_bytes), 0, old_seed), "") << "old data, free " << free;
     if (!error) {
       ASSERT_EQ(found.size(), old_bytes + save_bytes)
-          << "acknowledged and not there";
+          << "the write was acknowledged, but bytes are missing";
       ASSERT_EQ(pattern_fault(all.subspan(old_bytes), old_bytes, new_seed), "");
-      ASSERT_GE(free + 64 * KiB, save_bytes) << "where did the bytes go?";
+      ASSERT_GE(free + 64 * KiB, save_bytes) << "more bytes were saved than the disk had free";
       return;
     }
     ASSERT_EQ(error->code(), ENOSPC) << error->what();
@@ -114,7 +114,7 @@ TEST_P(NoSpace, a_tmpfs_full_at_every_4_kib_of_a_save_is_an_error_and_old_data_s
   }
   save_with(handle, disk.file("data"), filler, 7 * MiB, buffer.bytes());
   EXPECT_EQ(std::filesystem::file_size(disk.file("data")), old_bytes + save_bytes)
-      << "there is space again";
+      << "the disk has space again";
 }
 
 // ext4 refuses whole requests.

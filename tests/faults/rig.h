@@ -47,7 +47,7 @@ inline const auto all_engines_and_auto = ::testing::Values(
   return std::string(to_string(tested.param));
 }
 
-// A Handle whose every system call and every request can be made to fail. The faults outlive it.
+// A Handle whose every system call and every request a test can make fail.
 class Rig {
  public:
   explicit Rig(const HandleOptions& options, std::uint64_t seed = 1)
@@ -72,7 +72,7 @@ class Rig {
   }
 };
 
-// Keeps the memory of an operation that hangs from going away under the kernel.
+// Waits for the operation. Ends the test if it failed or hangs.
 #define ASSERT_ENDED_WELL(operation)                       \
   do {                                                     \
     const std::optional<Error> ended = outcome(operation); \

@@ -47,7 +47,7 @@ class ShortTransfers : public ::testing::TestWithParam<EngineKind> {
     return {.engine = GetParam(), .block_bytes = block, .queue_depth = 4};
   }
 
-  // What the file must hold after `shape` was written over the old bytes.
+  // Checks the file after `shape` was written over the old bytes.
   void expect_written(const Shape& shape) const {
     const auto bytes = read_whole_file(path_);
     ASSERT_EQ(bytes.size(), file_bytes);
@@ -86,7 +86,7 @@ TEST_P(ShortTransfers, short_read_is_continued) {
         ASSERT_ENDED_WELL(rig.handle.read(buffer.bytes(), file, shape.offset));
         ASSERT_EQ(buffer.fault(shape.offset, old_seed), "");
         ASSERT_EQ(rig.engine.struck(), 1U);
-        // A read that covers more than is wanted may be cut without loss.
+        // A read that covers more than its bytes may be short without loss.
         if (rig.engine.requests() > requests.size()) {
           ASSERT_GT(rig.handle.stats().short_transfers, before) << "not counted";
         }
@@ -173,7 +173,7 @@ TEST_P(ShortTransfers, a_storm_of_short_transfers_moves_every_byte) {
   EXPECT_GT(rig.engine.struck(), 100U);
 }
 
-// Small synchronous transfers are made by the caller through the system seam.
+// The caller makes small synchronous transfers itself, through the system seam.
 TEST_P(ShortTransfers, short_inline_transfers_are_continued) {
   Rig rig(options());
   const File file = rig.open_file(path_);

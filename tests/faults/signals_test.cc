@@ -1,4 +1,4 @@
-// F5: signals at 10 kHz are invisible. No operation is lost, none fails, every byte is right.
+// F5: signals at 10 kHz change nothing. No operation is lost, none fails, every byte is right.
 #include <pthread.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ constexpr std::size_t file_bytes = 4 * MiB;
 
 std::atomic<std::uint64_t> signals{0};
 
-// SIGALRM every 100 us, to whichever thread takes it, without SA_RESTART: system calls are cut off.
+// Sends SIGALRM every 100 us to any thread, without SA_RESTART: it interrupts system calls.
 class SignalStorm {
  public:
   SignalStorm() {
@@ -78,7 +78,7 @@ TEST_P(Signals, a_storm_of_signals_loses_none_of_100000_operations) {
   }
   EXPECT_EQ(handle.stats().operations, 100'000U);
   EXPECT_EQ(handle.stats().failed_operations, 0U);
-  EXPECT_GT(signals - signals_before, 100U) << "there was no storm";
+  EXPECT_GT(signals - signals_before, 100U) << "too few signals came";
 }
 
 TEST_P(Signals, synchronous_transfers_in_the_thread_that_is_struck_are_exact) {
@@ -113,7 +113,7 @@ TEST_P(Signals, waits_with_a_limit_are_not_cut_short_by_signals) {
   }
 }
 
-// What EINTR itself does, at every system call that can give it.
+// EINTR from every system call that can give it.
 TEST_P(Signals, eintr_from_the_system_is_retried) {
   Rig rig({.engine = GetParam(), .queue_depth = 4});
   for (const Call call : {Call::pread, Call::pwrite}) {
@@ -147,7 +147,7 @@ TEST_P(Signals, the_threads_of_a_handle_take_no_signals) {
     if (::pthread_equal(here, ::pthread_self()) == 0) elsewhere = true;
   };
   ::sigaction(SIGUSR1, &action, &before);
-  // While this thread blocks it, the kernel would give the signal to any other that takes it.
+  // If this thread blocked it, the kernel would give the signal to another thread.
   sigset_t set;
   sigset_t old;
   ::sigemptyset(&set);

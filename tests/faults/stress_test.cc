@@ -1,5 +1,5 @@
-// F12: threads times handles. Many threads use many handles for everything at once; every byte is
-// right and (with ThreadSanitizer) nothing races.
+// F12: many threads use many handles for everything at once. Every byte is right and (with
+// ThreadSanitizer) nothing races.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -188,7 +188,7 @@ TEST(Stress, threads_that_open_and_close_handles_and_memory_of_their_own_do_not_
           if (outcome(operations[i])) ++bad;
           if (!pattern_fault(memory[i].bytes(), i * 5000, seed).empty()) ++bad;
         }
-        // Freed in flight: the operation keeps the memory.
+        // Frees it in flight: the operation keeps the memory.
         PinnedBuffer early(500'000);
         const Operation last = handle.read(early.bytes(), file, 0);
         early.free();
@@ -200,7 +200,7 @@ TEST(Stress, threads_that_open_and_close_handles_and_memory_of_their_own_do_not_
   EXPECT_EQ(bad, 0);
 }
 
-// One file written by all threads through faulty engines: nothing is lost between them.
+// All threads write one file through faulty engines: no byte is lost.
 TEST(Stress, threads_on_faulty_engines_lose_nothing) {
   const support::TempDir dir;
   write_whole_file(dir.file("data"), pattern(file_bytes, 0, seed));

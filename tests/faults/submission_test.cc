@@ -128,7 +128,7 @@ TEST_P(Submission, a_request_that_can_never_be_taken_fails_its_own_operation_onl
     }
   }
   EXPECT_GT(failed, 0);
-  EXPECT_LT(failed, 800) << "refusals spread to operations that they do not concern";
+  EXPECT_LT(failed, 800) << "a refusal failed operations of other requests";
 }
 
 TEST_P(Submission, eagain_and_eintr_completions_are_retried_with_a_bound) {

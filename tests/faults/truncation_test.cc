@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Truncation, all_engines, engine_name);
 
 void expect_ended_at(const std::optional<Error>& error, const std::string& path,
                      std::uint64_t begin, std::uint64_t file_end) {
-  ASSERT_TRUE(error.has_value()) << "bytes beyond the end were taken for data";
+  ASSERT_TRUE(error.has_value()) << "the handle took bytes beyond the end for data";
   EXPECT_EQ(error->code(), ENODATA) << error->what();
   EXPECT_EQ(error->operation(), "read");
   EXPECT_EQ(error->path(), path);
@@ -90,7 +90,7 @@ TEST_P(Truncation, one_early_end_among_many_reads_fails_only_that_read) {
   }
 }
 
-// 1,000 random truncations while the file is read: the right bytes, or an error with a place.
+// 1,000 random truncations during reads: the right bytes, or an error with the place.
 TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
   constexpr std::size_t file_bytes = 2 * MiB;
   const auto whole = pattern(file_bytes, 0, seed);
@@ -108,7 +108,7 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
     const bool odd = dice() % 2 == 0;
     const std::uint64_t begin = odd ? 1 : 0;
     buffer.clear();
-    const bool late = round % 50 == 0;  // on a slow drive all others may come too early
+    const bool late = round % 50 == 0;  // on a slow drive all other cuts may come too early
     std::atomic<bool> go{false};
     std::atomic<bool> over{false};
     std::thread cutter([&] {
@@ -135,14 +135,14 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
     const auto rest = std::span(whole).subspan(cut);
     ASSERT_EQ(::pwrite(fd, rest.data(), rest.size(), static_cast<off_t>(cut)),
               static_cast<ssize_t>(rest.size()));
-    // On the drive, so that the next cut has something to cut off there.
+    // Syncs, so that the next cut finds bytes on the drive.
     if (round % 8 == 0) {
       ASSERT_EQ(::fdatasync(fd), 0);
     }
   }
   ::close(fd);
   EXPECT_GT(complete, 0);
-  EXPECT_GT(cut_short, 20) << "the cuts came too late to be noticed";
+  EXPECT_GT(cut_short, 20) << "the cuts came too late";
 }
 
 TEST_P(Truncation, a_write_after_a_cut_extends_the_file_again) {

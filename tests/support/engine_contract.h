@@ -26,7 +26,7 @@ using support::hang_limit;
 using support::Memory;
 using support::UntouchedMemory;
 
-// What the test file holds: every 8 bytes are a function of their offset and a seed.
+// The content of the test file: every 8 bytes are a function of their offset and a seed.
 inline std::uint64_t word_at(std::uint64_t offset, std::uint64_t seed) {
   return (offset / 8 + (seed << 40)) * 0x9e3779b97f4a7c15U;
 }
@@ -96,7 +96,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return made;
   }
 
-  // As many reads as the depth, of neighbouring blocks, tagged from `first_tag` on.
+  // Makes `depth` reads of neighbouring blocks, tagged from `first_tag` on.
   [[nodiscard]] std::vector<Request> reads(const Memory& memory, std::size_t bytes,
                                            std::uint64_t first_tag = 0,
                                            std::uint64_t offset = 0) const {
@@ -108,7 +108,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return made;
   }
 
-  // Reaps until `count` completions have come; fails rather than hang.
+  // Reaps until `count` completions have come. Fails instead of hanging.
   static std::vector<Completion> reap_all(Engine& engine, std::size_t count) {
     std::vector<Completion> all;
     std::vector<Completion> some(depth);
@@ -128,7 +128,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return all;
   }
 
-  // One request from start to end: its result, or -error where submit() refused it.
+  // Runs one request from start to end. Returns its result, or -error if submit() refused it.
   static int run(Engine& engine, const Request& request) {
     const Submitted submitted = engine.submit(std::span(&request, 1));
     if (submitted.taken == 0) {
