@@ -10,13 +10,13 @@ namespace tensorferry::python {
 
 namespace {
 
-// A File that can be closed, as Python users expect.
+// A File with close(), as Python users expect.
 struct PyFile {
   std::optional<File> file;
 
-  // A copy: another thread may close this one meanwhile.
+  // Returns a copy: another thread may close this one meanwhile.
   [[nodiscard]] File open() const {
-    if (!file) throw invalid("use file", "this File is closed");
+    if (!file) throw invalid("use file", "this File is closed; open another one");
     return *file;
   }
 
@@ -64,7 +64,8 @@ File to_file(nb::handle file, Access access) {
     int overflow = 0;
     const long descriptor = PyLong_AsLongAndOverflow(file.ptr(), &overflow);
     if (overflow != 0 || descriptor < 0 || descriptor > INT32_MAX) {
-      throw invalid("use descriptor", "not a descriptor: " + std::string(nb::repr(file).c_str()));
+      throw invalid("use descriptor", "the descriptor is " + std::string(nb::repr(file).c_str()) +
+                                          "; it must be from 0 to 2147483647");
     }
     const GilRelease released;
     return File::borrow(static_cast<int>(descriptor));

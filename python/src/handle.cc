@@ -11,7 +11,7 @@ namespace tensorferry::python {
 
 namespace {
 
-// Up to here a synchronous transfer is one request, made by the calling thread.
+// Up to this size the calling thread makes a synchronous transfer itself, as one request.
 constexpr std::size_t inline_bytes_max = std::size_t{1} << 20;
 
 using PyHandle = ClosableOf<Handle>;
@@ -60,14 +60,14 @@ PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle
   return self.hold(std::move(operation), Moves::out, alone(std::move(memory)));
 }
 
-// Runs a transfer to its end. A small one is a single call; a large one can be interrupted, and
-// has then let go of the buffer.
+// Runs a transfer to its end. A small one is a single call. Ctrl-C interrupts a large one; the
+// buffer is then free.
 template <typename Now, typename Start>
 void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const Start& start) {
   if (bytes.size() <= inline_bytes_max) return self.with(now);
   HeldOperation held{self.with(start), {}, false};
   try {
-    (void)held.wait(-1);
+    (void)held.wait();
   } catch (nb::python_error&) {
     held.cancel_and_reap();
     throw;
@@ -100,8 +100,8 @@ void write_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle of
       });
 }
 
-// By what a file is known that has to be opened: its path, or a NUL and the number of a descriptor.
-// Empty for a File.
+// A key for a file that must be opened: its path, or a NUL and the number of a descriptor. Empty
+// for a File.
 std::string name_of(nb::handle file) {
   if (PyUnicode_Check(file.ptr()) != 0 || PyBytes_Check(file.ptr()) != 0 ||
       nb::hasattr(file, "__fspath__")) {
@@ -110,7 +110,7 @@ std::string name_of(nb::handle file) {
   return PyLong_Check(file.ptr()) != 0 ? std::string(1, '\0') + nb::str(file).c_str() : "";
 }
 
-// The transfers of one *_many call. What comes often is opened once.
+// The transfers of one *_many call. Opens each file once.
 template <typename Transfer>
 struct Many {
   std::vector<Transfer> transfers;
@@ -242,7 +242,8 @@ void bind_life(HandleClass& handle) {
       .def(
           "sync",
           [](PyHandle& self, nb::handle file, const std::string& durability) {
-            const File target = to_file(file, Access::read);  // to write would make a missing one
+            const File target =
+                to_file(file, Access::read);  // Access::write would create a missing file
             const Durability lasting = parse_durability(durability);
             Operation operation =
                 self.with([&](Handle& handle) { return handle.sync(target, lasting); });
@@ -302,15 +303,15 @@ void ClosableOf<Handle>::cancel_all() noexcept {
 
 namespace {
 
-// A count of which None means "choose". Zero would mean the same in C++; here it is an error. What
-// is too large is refused by Handle, which knows its limits.
+// A count; None means "choose". Zero would mean the same in C++; here it is an error. Handle
+// refuses counts over its own limits.
 template <typename Count>
 Count chosen(nb::handle number, const char* name) {
   if (number.is_none()) return 0;
   const std::uint64_t value = to_bytes(number, name, "open handle");
   if (value == 0 || value > std::numeric_limits<Count>::max()) {
-    const char* wanted = value == 0 ? "; it must be at least 1, or None for what suits the device"
-                                    : "; that is too large";
+    const char* wanted =
+        value == 0 ? "; it must be at least 1, or None to suit the device" : "; that is too large";
     throw invalid("open handle", name + (" is " + std::to_string(value)) + wanted);
   }
   return static_cast<Count>(value);

@@ -26,9 +26,9 @@ struct HeldOperation {
   // Lets go of the memory. This may run finalizers, which may call anything: touches nothing after.
   void let_go() { const std::vector<Buffer> gone = std::exchange(buffers, {}); }
 
-  // Waits without the GIL. Returns false if `seconds` pass first (negative: no limit). Throws Error
-  // if the operation failed, nb::python_error if a signal handler raised, as at Ctrl-C.
-  bool wait(double seconds);
+  // Waits without the GIL. Returns false if the deadline comes first. Throws Error if the operation
+  // failed, nb::python_error if a signal handler raised, as at Ctrl-C.
+  bool wait(Operation::Clock::time_point deadline = Operation::Clock::time_point::max());
 
   // Waits until the operation ends, with success or without. Call it without the GIL.
   void reap() const noexcept;

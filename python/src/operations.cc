@@ -21,17 +21,9 @@ namespace {
 
 using Clock = Operation::Clock;
 
-constexpr double longest_wait_seconds = 1e9;
-
-double seconds(std::optional<double> timeout) {
-  if (!timeout) return -1;
-  if (std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
-  return std::max(*timeout, 0.0);
-}
-
 std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
   const std::shared_ptr<HeldOperation> held = self.held;
-  if (!held->wait(seconds(timeout))) {
+  if (!held->wait(deadline_after(timeout))) {
     throw Error({.operation = "wait",
                  .code = ETIMEDOUT,
                  .hint = "the operation is not done after " + std::to_string(timeout.value_or(0)) +
@@ -73,8 +65,8 @@ nb::str describe(const PyOperation& self) {
                std::string(operation.engine()) + ">");
 }
 
-// Where operations report that they are done: numbers in a list and a descriptor to wait on. The
-// engine's threads fill it, without Python.
+// A list of the operations that are done, by number, and a descriptor to wait on. Threads of the
+// engine fill it, without Python.
 class Completions {
  public:
   Completions() : list_(std::make_shared<List>()) {}
@@ -121,16 +113,22 @@ class Completions {
 
 }  // namespace
 
-bool HeldOperation::wait(double limit_seconds) {
-  const bool endless = limit_seconds < 0 || limit_seconds > longest_wait_seconds;
-  const auto deadline = endless ? Clock::time_point::max()
-                                : Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                     std::chrono::duration<double>(limit_seconds));
+Clock::time_point deadline_after(std::optional<double> timeout) {
+  constexpr double longest_wait_seconds = 1e9;
+  if (timeout && std::isnan(*timeout)) {
+    throw invalid("wait", "timeout is NaN; it must be a number of seconds");
+  }
+  if (!timeout || *timeout > longest_wait_seconds) return Clock::time_point::max();
+  const std::chrono::duration<double> seconds(std::max(*timeout, 0.0));
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(seconds);
+}
+
+bool HeldOperation::wait(Clock::time_point deadline) {
   bool ended = operation.done();
   while (!ended) {
     {
       const GilRelease released;
-      // Only done() and the error below are asked: the wait itself may throw the same error.
+      // done() and the error below tell how it ended: the wait itself may throw the same error.
       try {
         const auto slice = on_main_thread() ? Clock::now() + signal_interval : deadline;
         ended = operation.wait_until(std::min(slice, deadline));
