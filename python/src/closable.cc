@@ -9,7 +9,7 @@ namespace tensorferry::python {
 
 namespace {
 
-// Drops finished operations when so many bytes are held.
+// Drops finished operations once held operations use this many bytes.
 constexpr std::size_t sweep_bytes = std::size_t{256} << 20;
 
 // For the end of the interpreter. Guarded by the GIL.

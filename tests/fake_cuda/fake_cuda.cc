@@ -237,7 +237,7 @@ FAKE fake_cuda_hold_copies(int held) {
   return 0;
 }
 
-// Returns once so many threads wait for a stream.
+// Returns once `threads` threads wait for a stream.
 FAKE fake_cuda_await_waiting(unsigned threads) {
   std::unique_lock lock(state().mutex);
   state().changed.wait(lock, [&] { return state().waiting >= threads; });

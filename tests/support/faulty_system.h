@@ -44,13 +44,13 @@ struct SystemRule {
   Call call = Call::pread;
   std::uint64_t first = 0;      // the first call that it strikes
   std::uint64_t every = 1;      // and each `every`-th from there
-  std::uint64_t times = 1;      // at most so many
+  std::uint64_t times = 1;      // at most this often
   double probability = 1;       // and only if seeded dice agree
   int open_flags = 0;           // open: only calls that have one of these flags
   std::size_t bytes_above = 0;  // pread, pwrite: only transfers longer than this
 
   int error = 0;                     // fails with it and does nothing
-  std::size_t short_bytes = whole;   // pread, pwrite: moves only so many bytes, and overwrites the
+  std::size_t short_bytes = whole;   // pread, pwrite: moves only these bytes, and overwrites the
                                      // rest of a read with garbage
   std::chrono::nanoseconds delay{};  // before the call
 };
