@@ -1,9 +1,11 @@
-// What the files of this room share. Each bind_*() adds its classes and functions to the module.
+// Declarations that the files of this room share. Each bind_*() adds classes and functions to the
+// module.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tensorferry/tensorferry.h"
@@ -19,29 +21,34 @@ void bind_operations(nb::module_& module);
 void bind_handle(nb::module_& module);
 void bind_swap(nb::module_& module);
 
-// An Error for an argument that cannot be honoured; Python gets a tensorferry.InvalidArgument.
+// An Error for an invalid argument; Python gets a tensorferry.InvalidArgument.
 [[nodiscard]] Error invalid(const char* operation, std::string hint);
 
-// Text that may hold the bytes of a path: as Python names files, and as it can be printed.
+// Text that may hold the bytes of a path: as Python names files, and as Python can print it.
 [[nodiscard]] nb::str path_text(const std::string& path);
 [[nodiscard]] nb::str shown(const std::string& text);
 
-// The same failure as a Python exception object, to be looked at rather than raised.
+// The same failure as a Python exception object, without raising it.
 [[nodiscard]] nb::object as_exception(const Error& error);
 
-// A Python number as a count of bytes or an offset. Throws invalid() when it is negative or huge.
+// A Python number as a count of bytes or an offset. Throws invalid() if it is negative or too
+// large.
 [[nodiscard]] std::uint64_t to_bytes(nb::handle number, const char* name,
                                      const char* operation = "transfer");
 
-// The settings that everything with a Handle in it has. None: what suits the device.
+// The settings of everything that has a Handle inside. None: chosen to suit the device.
 [[nodiscard]] HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,
                                            nb::handle queue_depth, nb::handle workers,
                                            const std::string& submit, bool overlap);
 
-// What a user may name a file by: a path (str, bytes, os.PathLike), a File, or a descriptor.
+// Opens the file that a user names by a path (str, bytes, os.PathLike), a File, or a descriptor.
 [[nodiscard]] File to_file(nb::handle file, Access access);
 
-// A path as the system wants it. Throws TypeError, or ValueError for a NUL character.
+// When a wait of `timeout` seconds that begins now must end; never for None. Throws invalid() for
+// NaN.
+[[nodiscard]] Operation::Clock::time_point deadline_after(std::optional<double> timeout);
+
+// A path as the system takes it. Throws TypeError, or ValueError for a NUL character.
 [[nodiscard]] std::string to_path(nb::handle path);
 
 }  // namespace tensorferry::python

@@ -12,7 +12,7 @@ namespace tensorferry::python {
 
 namespace {
 
-// Attribute names, made once: looking one up must not cost a transfer of 4 KiB.
+// Attribute names, made once: a lookup must stay cheap beside a transfer of 4 KiB.
 struct Names {
   static PyObject* intern(const char* text) { return PyUnicode_InternFromString(text); }
   PyObject* torch = intern("torch");
@@ -37,7 +37,7 @@ const Names& names() {
   return made;
 }
 
-// What is needed of torch once somebody has imported it.
+// The objects of torch that this file needs, once the program has imported it.
 struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* strided = nullptr;
@@ -117,8 +117,8 @@ const char* contiguous_advice(Use use) {
                           : "write x.contiguous()";
 }
 
-// What torch works on at the moment, on the tensor's device. The short way, which compiled models
-// take too, costs a twentieth of the public one.
+// The stream that torch uses now on the tensor's device. The private function, which compiled
+// models use too, costs a twentieth of the public one.
 CudaStream current_stream(nb::handle tensor) {
   static const nb::object& quick = *new nb::object(
       nb::getattr(nb::module_::import_("torch._C"), "_cuda_getCurrentRawStream", nb::none()));
@@ -136,7 +136,8 @@ void check_filling(nb::handle tensor) {
   throw nb::python_error();
 }
 
-// Why a tensor that is elsewhere or not dense cannot be transferred.
+// Throws the reason why a tensor on another device, or one that is not dense, cannot be
+// transferred.
 [[noreturn]] void refuse_tensor(nb::handle tensor, const Torch& torch, Reach reach) {
   const std::string device = nb::str(get(tensor, names().device)).c_str();
   if (get(tensor, names().layout).ptr() != torch.strided) {
@@ -148,7 +149,8 @@ void check_filling(nb::handle tensor) {
         "a tensor on the meta device has no memory: make one with torch.empty_like(x, "
         "device='cpu')");
   }
-  const char* why = reach == Reach::cpu ? "which cannot be used here" : "which is out of reach";
+  const char* why = reach == Reach::cpu ? "and this call takes memory of the CPU only"
+                                        : "which tensorferry cannot reach";
   refuse_value("the tensor is on " + device + ", " + why +
                ": write x.cpu(), or read into a tensor on the CPU and copy it there");
 }
@@ -207,13 +209,13 @@ void Buffer::take_tensor(nb::handle tensor, Use use, Reach reach) {
   }
   bytes_ = {pointer(call(tensor, names().data_ptr)), count(get(tensor, names().nbytes))};
   if (bytes_.data() == nullptr && !bytes_.empty()) {
-    refuse_type("a " + kind_of(tensor) + " without memory of its own cannot be transferred");
+    refuse_type("a " + kind_of(tensor) + " has no memory of its own to transfer");
   }
   if (on_gpu && !bytes_.empty()) {
     if (!is_on_gpu(bytes_)) refuse_tensor(tensor, torch, reach);  // not one of CUDA
     stream_ = current_stream(tensor);
   }
-  // Not the tensor: it may be given other memory (x.data = ..., x.set_()) while this is in use.
+  // Not the tensor: the user may give it other memory meanwhile (x.data = ..., x.set_()).
   owner_ = call(tensor, names().untyped_storage);
   const std::byte* const first = pointer(call(owner_, names().data_ptr));
   const std::size_t size = count(call(owner_, names().nbytes));
@@ -225,8 +227,8 @@ void Buffer::take_tensor(nb::handle tensor, Use use, Reach reach) {
 
 namespace {
 
-// Whether a format of the buffer protocol speaks of addresses of this process: Python objects and
-// pointers. The names of fields stand between colons; Zf, Zd and Zg are complex numbers.
+// Whether a format of the buffer protocol has addresses of this process: Python objects and
+// pointers. Names of fields stand between colons; Zf, Zd and Zg are complex numbers.
 bool holds_addresses(const char* format) {
   bool in_name = false;
   for (const char* c = format == nullptr ? "" : format; *c != '\0'; ++c) {
@@ -272,7 +274,7 @@ void Buffer::take_view(nb::handle object, Use use) {
                                  : "write numpy.ascontiguousarray(x)"));
 }
 
-// NumPy arrays of types that the buffer protocol does not know: datetime64, bfloat16.
+// Takes NumPy arrays of types that the buffer protocol does not know: datetime64, bfloat16.
 bool Buffer::take_array_interface(nb::handle object, Use use) {
   const nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
   if (interface.is_none()) return false;
@@ -293,7 +295,8 @@ bool Buffer::take_array_interface(nb::handle object, Use use) {
   return true;
 }
 
-// Whether the array could be taken; refuses one of this device that cannot be.
+// Returns whether it took the array. Throws if the array is on this device but read-only or not
+// contiguous.
 template <class Device>
 bool Buffer::try_dlpack(nb::handle object, Use use) {
   const auto take = [&](const auto& array) {
@@ -316,7 +319,7 @@ bool Buffer::try_dlpack(nb::handle object, Use use) {
   return false;
 }
 
-// Whoever gives an array of a GPU makes it safe for the default stream.
+// The owner of an array on a GPU has made it safe for the default stream.
 void Buffer::take_dlpack(nb::handle object, Use use, Reach reach) {
   if (nb::hasattr(object, "__dlpack__")) {
     using nb::device::cpu;
@@ -331,7 +334,7 @@ void Buffer::take_dlpack(nb::handle object, Use use, Reach reach) {
                           (device == cuda_managed::value && try_dlpack<cuda_managed>(object, use)));
       if (taken && (bytes_.empty() || is_on_gpu(bytes_))) return;
       refuse_value("the " + kind_of(object) +
-                   " is on a device that is out of reach: bring it to the CPU first");
+                   " is on a device that tensorferry cannot reach: copy it to the CPU first");
     }
   }
   refuse_type("an object of type " + kind_of(object) +

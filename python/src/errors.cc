@@ -1,4 +1,4 @@
-// tensorferry::Error as OSError, of the subclass that Python has for its errno.
+// Raises tensorferry::Error as OSError, or as the subclass that Python has for its errno.
 #include <nanobind/stl/string.h>
 
 #include <cerrno>

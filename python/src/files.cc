@@ -4,32 +4,32 @@
 #include <utility>
 
 #include "bindings.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
 namespace {
 
-// A File that can be closed, as Python users expect.
+// A File with close(), as Python users expect.
 struct PyFile {
   std::optional<File> file;
 
-  // A copy: another thread may close this one meanwhile.
+  // Returns a copy: another thread may close this one meanwhile.
   [[nodiscard]] File open() const {
-    if (!file) throw invalid("use file", "this File is closed");
+    if (!file) throw invalid("use file", "this File is closed; open another one");
     return *file;
   }
 
   void close() {
     std::optional<File> closing = std::exchange(file, std::nullopt);
-    const Unlocked unlocked;
+    const GilRelease released;
     closing.reset();
   }
 };
 
 File open_path(const std::string& path, Access access,
                unsigned permissions = File::usual_permissions) {
-  const Unlocked unlocked;  // a slow or remote file system must not stop Python
+  const GilRelease released;  // a slow or remote file system must not stop Python
   return File::open(path, access, permissions);
 }
 
@@ -64,9 +64,10 @@ File to_file(nb::handle file, Access access) {
     int overflow = 0;
     const long descriptor = PyLong_AsLongAndOverflow(file.ptr(), &overflow);
     if (overflow != 0 || descriptor < 0 || descriptor > INT32_MAX) {
-      throw invalid("use descriptor", "not a descriptor: " + std::string(nb::repr(file).c_str()));
+      throw invalid("use descriptor", "the descriptor is " + std::string(nb::repr(file).c_str()) +
+                                          "; it must be from 0 to 2147483647");
     }
-    const Unlocked unlocked;
+    const GilRelease released;
     return File::borrow(static_cast<int>(descriptor));
   }
   return open_path(to_path(file), access);
@@ -83,7 +84,7 @@ void bind_facts(FileClass& file) {
           "size",
           [](PyFile& self) {
             const File file = self.open();
-            const Unlocked unlocked;
+            const GilRelease released;
             return file.size();
           },
           "The current size in bytes.")
@@ -131,7 +132,7 @@ existing one. A File that stays open saves an open() in every transfer.
       .def_static(
           "borrow",
           [](int descriptor) {
-            const Unlocked unlocked;
+            const GilRelease released;
             return PyFile{File::borrow(descriptor)};
           },
           nb::arg("descriptor"),
@@ -151,7 +152,7 @@ existing one. A File that stays open saves an open() in every transfer.
           [](PyFile& self, nb::handle bytes) {
             const std::uint64_t size = to_bytes(bytes, "bytes");
             File file = self.open();
-            const Unlocked unlocked;
+            const GilRelease released;
             file.resize(size);
           },
           nb::arg("bytes"), nb::sig("def resize(self, bytes: int) -> None"),

@@ -5,16 +5,16 @@
 #include <unordered_map>
 
 #include "bindings.h"
-#include "dock.h"
+#include "closable.h"
 
 namespace tensorferry::python {
 
 namespace {
 
-// Up to here a synchronous transfer is one request, made by the calling thread.
+// Up to this size the calling thread makes a synchronous transfer itself, as one request.
 constexpr std::size_t inline_bytes_max = std::size_t{1} << 20;
 
-using PyHandle = DockOf<Handle>;
+using PyHandle = ClosableOf<Handle>;
 
 Durability parse_durability(const std::string& text) {
   if (text == "none") return Durability::none;
@@ -45,7 +45,7 @@ PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle 
   const std::uint64_t at = to_bytes(offset, "offset");
   Operation operation = self.with(
       [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
-  return self.launch(std::move(operation), Moves::in, alone(std::move(memory)));
+  return self.hold(std::move(operation), Moves::in, alone(std::move(memory)));
 }
 
 PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
@@ -57,19 +57,19 @@ PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle
   Operation operation = self.with([&](Handle& handle) {
     return handle.write(memory.bytes(), target, at, lasting, memory.stream());
   });
-  return self.launch(std::move(operation), Moves::out, alone(std::move(memory)));
+  return self.hold(std::move(operation), Moves::out, alone(std::move(memory)));
 }
 
-// Runs a transfer to its end. A small one is a single call; a large one can be interrupted, and
-// has then let go of the buffer.
+// Runs a transfer to its end. A small one is a single call. Ctrl-C interrupts a large one; the
+// buffer is then free.
 template <typename Now, typename Start>
 void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const Start& start) {
   if (bytes.size() <= inline_bytes_max) return self.with(now);
-  Flight flight{self.with(start), {}, false};
+  HeldOperation held{self.with(start), {}, false};
   try {
-    (void)flight.wait(-1);
+    (void)held.wait();
   } catch (nb::python_error&) {
-    flight.cancel_and_reap();
+    held.cancel_and_reap();
     throw;
   }
 }
@@ -100,8 +100,8 @@ void write_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle of
       });
 }
 
-// By what a file is known that has to be opened: its path, or a NUL and the number of a descriptor.
-// Empty for a File.
+// A key for a file that must be opened: its path, or a NUL and the number of a descriptor. Empty
+// for a File.
 std::string name_of(nb::handle file) {
   if (PyUnicode_Check(file.ptr()) != 0 || PyBytes_Check(file.ptr()) != 0 ||
       nb::hasattr(file, "__fspath__")) {
@@ -110,7 +110,7 @@ std::string name_of(nb::handle file) {
   return PyLong_Check(file.ptr()) != 0 ? std::string(1, '\0') + nb::str(file).c_str() : "";
 }
 
-// The transfers of one *_many call. What comes often is opened once.
+// The transfers of one *_many call. Opens each file once.
 template <typename Transfer>
 struct Many {
   std::vector<Transfer> transfers;
@@ -139,15 +139,15 @@ struct Many {
     }
   }
 
-  PyOperation launch(PyHandle& handle, Operation operation, Moves moves) {
-    return handle.launch(std::move(operation), moves, std::move(buffers));
+  PyOperation hold(PyHandle& handle, Operation operation, Moves moves) {
+    return handle.hold(std::move(operation), moves, std::move(buffers));
   }
 };
 
 PyOperation read_many(PyHandle& self, nb::handle transfers) {
   Many<ReadTransfer> many(transfers, Use::fill, Access::read);
   Operation operation = self.with([&](Handle& handle) { return handle.read_many(many.transfers); });
-  return many.launch(self, std::move(operation), Moves::in);
+  return many.hold(self, std::move(operation), Moves::in);
 }
 
 PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& durability) {
@@ -155,7 +155,7 @@ PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& 
   Many<WriteTransfer> many(transfers, Use::take, Access::write);
   Operation operation =
       self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting); });
-  return many.launch(self, std::move(operation), Moves::out);
+  return many.hold(self, std::move(operation), Moves::out);
 }
 
 nb::dict stats(const PyHandle& self) {
@@ -230,11 +230,12 @@ void bind_life(HandleClass& handle) {
       .def(
           "sync",
           [](PyHandle& self, nb::handle file, const std::string& durability) {
-            const File target = to_file(file, Access::read);  // to write would make a missing one
+            const File target =
+                to_file(file, Access::read);  // Access::write would create a missing file
             const Durability lasting = parse_durability(durability);
             Operation operation =
                 self.with([&](Handle& handle) { return handle.sync(target, lasting); });
-            return self.launch(std::move(operation), Moves::out);
+            return self.hold(std::move(operation), Moves::out);
           },
           nb::arg("file").none(), nb::arg("durability") = "data",
           nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> "
@@ -265,11 +266,11 @@ void bind_life(HandleClass& handle) {
 
 }  // namespace
 
-// What the handle gives up, or what failed unseen, is found in the flights.
+// The held operations tell what failed unseen or was given up.
 template <>
-bool DockOf<Handle>::finish(Ending ending, Clock::time_point deadline) {
+bool ClosableOf<Handle>::finish(Ending ending, Clock::time_point deadline) {
   std::shared_ptr<Handle> held = opened_;
-  const Unlocked unlocked;
+  const GilRelease released;
   const std::shared_ptr<Handle> handle = std::move(held);
   try {
     return handle->close_until(deadline,
@@ -280,25 +281,25 @@ bool DockOf<Handle>::finish(Ending ending, Clock::time_point deadline) {
 }
 
 template <>
-void DockOf<Handle>::cancel_all() noexcept {
+void ClosableOf<Handle>::cancel_all() noexcept {
   std::shared_ptr<Handle> held = opened_;
   if (held == nullptr) return;
-  const Unlocked unlocked;
+  const GilRelease released;
   const std::shared_ptr<Handle> handle = std::move(held);
   handle->cancel_all();
 }
 
 namespace {
 
-// A count of which None means "choose". Zero would mean the same in C++; here it is an error. What
-// is too large is refused by Handle, which knows its limits.
+// A count; None means "choose". Zero would mean the same in C++; here it is an error. Handle
+// refuses counts over its own limits.
 template <typename Count>
 Count chosen(nb::handle number, const char* name) {
   if (number.is_none()) return 0;
   const std::uint64_t value = to_bytes(number, name, "open handle");
   if (value == 0 || value > std::numeric_limits<Count>::max()) {
-    const char* wanted = value == 0 ? "; it must be at least 1, or None for what suits the device"
-                                    : "; that is too large";
+    const char* wanted =
+        value == 0 ? "; it must be at least 1, or None to suit the device" : "; that is too large";
     throw invalid("open handle", name + (" is " + std::to_string(value)) + wanted);
   }
   return static_cast<Count>(value);
@@ -364,7 +365,7 @@ b'3456'
       "KeyboardInterrupt and the handle goes on closing: call close() again to wait further.",
       "Does the same as close(). After an exception it finishes writes too and cancels reads; "
       "Ctrl-C gives up the writes that are left.");
-  module.def("close_all", &Dock::end_all, "Closes all handles at the end of the interpreter.");
+  module.def("close_all", &Closable::end_all, "Closes all handles at the end of the interpreter.");
 }
 
 }  // namespace tensorferry::python

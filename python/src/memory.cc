@@ -4,7 +4,7 @@
 
 #include "bindings.h"
 #include "buffer.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -12,14 +12,14 @@ namespace {
 
 struct PyPinnedBuffer;
 
-// All live ones by their first byte. Guarded by the GIL.
+// All live PinnedBuffers by their first byte. Guarded by the GIL.
 std::map<const std::byte*, PyPinnedBuffer*>& live_buffers() {
   static auto& buffers = *new std::map<const std::byte*, PyPinnedBuffer*>();
   return buffers;
 }
 
-// Exports views of its memory, which keep it alive. `retired` memory has been given up by its user
-// while views of it may live: it counts as ordinary, and goes with the last view.
+// Exports views of its memory, which keep it alive. The user has given up `retired` memory, but
+// views of it may exist: it counts as ordinary memory, and is freed with the last view.
 struct PyPinnedBuffer {
   PyPinnedBuffer(std::size_t bytes, KnownToCuda cuda) : memory(make(bytes, cuda)) {
     live_buffers()[memory.data()] = this;
@@ -32,20 +32,20 @@ struct PyPinnedBuffer {
 
   void free() {
     if (exports > 0) {
-      throw nb::buffer_error("views of this PinnedBuffer are alive; let go of them first");
+      throw nb::buffer_error("views of this PinnedBuffer still exist; delete them first");
     }
     const std::byte* const first = memory.data();
     memory.free();
     live_buffers().erase(first);
   }
 
-  // Made before a fork: then this process has nothing at its addresses.
+  // Whether it was made before a fork: a child has nothing at its addresses.
   [[nodiscard]] bool of_parent() const noexcept {
     return memory.size() > 0 && !is_pinned(memory.bytes());
   }
 
   static PinnedBuffer make(std::size_t bytes, KnownToCuda cuda) {
-    const Unlocked unlocked;  // zeroing and locking takes time
+    const GilRelease released;  // zeroing and locking takes time
     return PinnedBuffer(bytes, cuda);
   }
 
@@ -71,7 +71,7 @@ int get_buffer(PyObject* object, Py_buffer* view, int flags) {
   }
   if (self->of_parent()) {
     PyErr_SetString(PyExc_BufferError,
-                    "this PinnedBuffer was made before fork() and is the parent's alone; make "
+                    "this PinnedBuffer was made before fork() and belongs to the parent; make "
                     "another one in the child");
     return -1;
   }
@@ -109,7 +109,7 @@ bool is_pinned_buffer(nb::handle object) {
   return nb::cast<bool>(object.attr("is_pinned")());  // by torch itself
 }
 
-// Gives up the memory that begins at `address`: False if it is not (or no longer) ours.
+// Gives up the memory that begins at `address`. Returns false if it is not, or no longer, ours.
 bool retire(std::uintptr_t address) {
   const auto found = live_buffers().find(reinterpret_cast<const std::byte*>(address));
   if (found == live_buffers().end() || found->second->retired) return false;
@@ -136,7 +136,8 @@ nb::dict pinned_stats() {
 
 std::string describe(const PyPinnedBuffer& self) {
   if (self.memory.data() == nullptr) return "<tensorferry.PinnedBuffer: freed>";
-  if (self.of_parent()) return "<tensorferry.PinnedBuffer: made before fork(), the parent's>";
+  if (self.of_parent())
+    return "<tensorferry.PinnedBuffer: made before fork(), belongs to the parent>";
   std::string text = "<tensorferry.PinnedBuffer: " + std::to_string(self.memory.size()) + " bytes";
   text += self.memory.locked() ? ", locked" : ", not locked: " + self.memory.lock_reason();
   return text + ">";

@@ -1,4 +1,4 @@
-// The extension module. The doors themselves are in the other files of this folder.
+// The extension module. The other files of this folder bind the classes.
 #include <nanobind/stl/string.h>
 #include <sys/auxv.h>
 
@@ -6,7 +6,7 @@
 
 #include "bindings.h"
 #include "buffer.h"
-#include "unlocked.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -29,7 +29,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   using namespace tensorferry::python;
   module.doc() = "The extension of tensorferry. Import tensorferry instead.";
   module.attr("__version__") = TENSORFERRY_VERSION;
-  nb::set_leak_warnings(false);  // at exit a thread may still hold what it waits for
+  nb::set_leak_warnings(false);  // at exit a thread may still hold the object that it waits for
   bind_errors(module);
   bind_files(module);
   bind_memory(module);

@@ -12,8 +12,8 @@
 #include <mutex>
 
 #include "bindings.h"
-#include "flight.h"
-#include "unlocked.h"
+#include "gil_release.h"
+#include "held_operation.h"
 
 namespace tensorferry::python {
 
@@ -21,42 +21,34 @@ namespace {
 
 using Clock = Operation::Clock;
 
-constexpr double longest_wait_seconds = 1e9;
-
-double seconds(std::optional<double> timeout) {
-  if (!timeout) return -1;
-  if (std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
-  return std::max(*timeout, 0.0);
-}
-
 std::uint64_t wait_or_raise(PyOperation& self, std::optional<double> timeout) {
-  const std::shared_ptr<Flight> flight = self.flight;
-  if (!flight->wait(seconds(timeout))) {
+  const std::shared_ptr<HeldOperation> held = self.held;
+  if (!held->wait(deadline_after(timeout))) {
     throw Error({.operation = "wait",
                  .code = ETIMEDOUT,
                  .hint = "the operation is not done after " + std::to_string(timeout.value_or(0)) +
                          " s; it goes on: wait again or cancel() it"});
   }
-  return flight->operation.bytes();
+  return held->operation.bytes();
 }
 
 bool is_done(const PyOperation& self) {
-  const std::shared_ptr<Flight> flight = self.flight;
-  if (!flight->operation.done()) return false;
-  flight->let_go();
+  const std::shared_ptr<HeldOperation> held = self.held;
+  if (!held->operation.done()) return false;
+  held->let_go();
   return true;
 }
 
 void check_process(const PyOperation& self) {
   try {
-    (void)self.flight->operation.wait_for({});
+    (void)self.held->operation.wait_for({});
   } catch (const Error&) {
-    if (!self.flight->operation.done()) throw;
+    if (!self.held->operation.done()) throw;
   }
 }
 
 nb::str describe(const PyOperation& self) {
-  const Operation& operation = self.flight->operation;
+  const Operation& operation = self.held->operation;
   std::string text = "<tensorferry.Operation: ";
   if (!operation.done()) {
     text += "in flight, ";
@@ -73,8 +65,8 @@ nb::str describe(const PyOperation& self) {
                std::string(operation.engine()) + ">");
 }
 
-// Where operations report that they are done: numbers in a list and a descriptor to wait on. The
-// engine's threads fill it, without Python.
+// A list of the operations that are done, by number, and a descriptor to wait on. Threads of the
+// engine fill it, without Python.
 class Completions {
  public:
   Completions() : list_(std::make_shared<List>()) {}
@@ -82,7 +74,7 @@ class Completions {
   [[nodiscard]] int descriptor() const noexcept { return list_->descriptor; }
 
   void watch(const PyOperation& operation, std::uint64_t token) const {
-    operation.flight->operation.when_done([list = list_, token] {
+    operation.held->operation.when_done([list = list_, token] {
       const std::lock_guard lock(list->mutex);
       list->done.push_back(token);
       const std::uint64_t one = 1;
@@ -121,16 +113,22 @@ class Completions {
 
 }  // namespace
 
-bool Flight::wait(double limit_seconds) {
-  const bool endless = limit_seconds < 0 || limit_seconds > longest_wait_seconds;
-  const auto deadline = endless ? Clock::time_point::max()
-                                : Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                     std::chrono::duration<double>(limit_seconds));
+Clock::time_point deadline_after(std::optional<double> timeout) {
+  constexpr double longest_wait_seconds = 1e9;
+  if (timeout && std::isnan(*timeout)) {
+    throw invalid("wait", "timeout is NaN; it must be a number of seconds");
+  }
+  if (!timeout || *timeout > longest_wait_seconds) return Clock::time_point::max();
+  const std::chrono::duration<double> seconds(std::max(*timeout, 0.0));
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(seconds);
+}
+
+bool HeldOperation::wait(Clock::time_point deadline) {
   bool ended = operation.done();
   while (!ended) {
     {
-      const Unlocked unlocked;
-      // Only done() and the error below are asked: the wait itself may throw the same error.
+      const GilRelease released;
+      // done() and the error below tell how it ended: the wait itself may throw the same error.
       try {
         const auto slice = on_main_thread() ? Clock::now() + signal_interval : deadline;
         ended = operation.wait_until(std::min(slice, deadline));
@@ -150,17 +148,17 @@ bool Flight::wait(double limit_seconds) {
   return true;
 }
 
-void Flight::reap() const noexcept {
+void HeldOperation::reap() const noexcept {
   try {
     operation.wait();
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): how it ended is asked later
   }
 }
 
-void Flight::cancel_and_reap() {
+void HeldOperation::cancel_and_reap() {
   operation.cancel();
   {
-    const Unlocked unlocked;
+    const GilRelease released;
     reap();
   }
   seen = true;
@@ -182,18 +180,18 @@ using OperationClass = nb::class_<PyOperation>;
 void bind_facts(OperationClass& operation) {
   operation
       .def_prop_ro(
-          "bytes", [](const PyOperation& self) { return self.flight->operation.bytes(); },
+          "bytes", [](const PyOperation& self) { return self.held->operation.bytes(); },
           "The number of bytes moved so far.")
       .def_prop_ro(
-          "engine", [](const PyOperation& self) { return self.flight->operation.engine(); },
+          "engine", [](const PyOperation& self) { return self.held->operation.engine(); },
           "The engine that moves the bytes. `auto` may choose another one for one file.")
       .def_prop_ro("engine_reason",
-                   [](const PyOperation& self) { return self.flight->operation.engine_reason(); })
+                   [](const PyOperation& self) { return self.held->operation.engine_reason(); })
       .def_prop_ro(
           "seconds",
           [](const PyOperation& self) -> std::optional<double> {
-            if (!self.flight->operation.done()) return std::nullopt;
-            const auto timing = self.flight->operation.timing();
+            if (!self.held->operation.done()) return std::nullopt;
+            const auto timing = self.held->operation.timing();
             return std::chrono::duration<double>(timing.finished - timing.queued).count();
           },
           "The time from the call to the end; None before the end.")
@@ -229,16 +227,16 @@ wait for it, poll it, cancel it and await it.
       .def(
           "cancel",
           [](const PyOperation& self) {
-            self.flight->seen = true;
-            self.flight->operation.cancel();
+            self.held->seen = true;
+            self.held->operation.cancel();
           },
           "Asks the operation to end early. Nothing touches the buffer once done() is true.")
       .def(
           "exception",
           [](PyOperation& self) -> nb::object {
             if (!is_done(self)) return nb::none();
-            self.flight->seen = true;
-            const auto error = self.flight->operation.error();
+            self.held->seen = true;
+            const auto error = self.held->operation.error();
             return error ? as_exception(*error) : nb::none();
           },
           nb::sig("def exception(self) -> OSError | None"),

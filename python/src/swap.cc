@@ -5,29 +5,28 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 
 #include "bindings.h"
-#include "dock.h"
+#include "closable.h"
 
 namespace tensorferry::python {
 
 namespace {
 
-using PySwapSpace = DockOf<SwapSpace>;
+using PySwapSpace = ClosableOf<SwapSpace>;
 using Clock = SwapSpace::Clock;
 
-// A child of fork() has the views of a swap space, and nothing of its buffers.
+// A forked child inherits the views of a swap space, but not its buffers.
 bool of_parent(const SwapView& /*view*/) { return false; }
 bool of_parent(const SwapBuffer& buffer) { return !in_swap_buffer(buffer.bytes()); }
 
-// Memory of a swap space for NumPy and torch, whose views keep it.
+// Memory of a swap space for NumPy and torch. Their views keep it alive.
 template <class Memory>
 int get_buffer(PyObject* object, Py_buffer* view, int flags) {
   const auto* const self = nb::inst_ptr<Memory>(object);
   if (of_parent(*self)) {
     PyErr_SetString(PyExc_BufferError,
-                    "this buffer was taken before fork() and is the parent's alone; open a "
+                    "this buffer was taken before fork() and belongs to the parent; open a "
                     "SwapSpace in the child");
     return -1;
   }
@@ -51,15 +50,11 @@ std::vector<std::string> to_directories(nb::handle given) {
   return directories;
 }
 
-// Calls `attempt(deadline)` until it brings something, the time is over or `until` is done, and
-// lets Ctrl-C in between. Without the GIL.
+// Calls `attempt(deadline)` until it returns something, the time is over or `until` is done. Raises
+// Ctrl-C between attempts.
 template <class Attempt>
 auto waiting(std::optional<double> timeout, const Operation* until, const Attempt& attempt) {
-  if (timeout && std::isnan(*timeout)) throw invalid("wait", "timeout is not a number");
-  constexpr double longest_seconds = 1e9;
-  const double seconds = std::clamp(timeout.value_or(longest_seconds), 0.0, longest_seconds);
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(seconds));
+  const auto end = deadline_after(timeout);
   for (;;) {
     auto got = attempt(std::min(end, Clock::now() + signal_interval));
     if (got) return std::move(*got);
@@ -68,49 +63,48 @@ auto waiting(std::optional<double> timeout, const Operation* until, const Attemp
       throw Error(
           {.operation = "wait for swap buffers",
            .code = ETIMEDOUT,
-           .hint =
-               "all of them are in use; let go of some, wait for writes, or raise buffer_bytes"});
+           .hint = "all buffers are in use; release some, wait for writes, or raise buffer_bytes"});
     }
   }
 }
 
-// Our own buffers are kept by the operation, no longer than it needs them; what else it uses is
-// kept until somebody waits.
-PyOperation launch(PySwapSpace& self, Operation operation, Moves moves, std::vector<Buffer> held) {
-  if (in_swap_buffer(held.front().bytes())) held.clear();
-  return self.launch(std::move(operation), moves, std::move(held));
+// An operation keeps buffers of the space alive itself, no longer than it needs them. Other memory
+// is held until somebody waits.
+PyOperation hold(PySwapSpace& self, Operation operation, Moves moves, std::vector<Buffer> buffers) {
+  if (in_swap_buffer(buffers.front().bytes())) buffers.clear();
+  return self.hold(std::move(operation), moves, std::move(buffers));
 }
 
 PyOperation put(PySwapSpace& self, const std::string& key, nb::handle buffer) {
-  std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::take, Reach::gpu_too);
+  std::vector<Buffer> buffers;
+  buffers.emplace_back(buffer, Use::take, Reach::gpu_too);
   Operation operation = self.with([&](SwapSpace& space) {
-    return space.put(key, held.front().bytes(), held.front().stream());
+    return space.put(key, buffers.front().bytes(), buffers.front().stream());
   });
-  return launch(self, std::move(operation), Moves::out, std::move(held));
+  return hold(self, std::move(operation), Moves::out, std::move(buffers));
 }
 
 PyOperation get(PySwapSpace& self, const std::string& key, nb::handle buffer, nb::handle offset) {
-  std::vector<Buffer> held;
-  held.emplace_back(buffer, Use::fill, Reach::gpu_too);
+  std::vector<Buffer> buffers;
+  buffers.emplace_back(buffer, Use::fill, Reach::gpu_too);
   const std::uint64_t at = to_bytes(offset, "offset");
   Operation operation = self.with([&](SwapSpace& space) {
-    return space.get(key, held.front().bytes(), at, held.front().stream());
+    return space.get(key, buffers.front().bytes(), at, buffers.front().stream());
   });
-  return launch(self, std::move(operation), Moves::in, std::move(held));
+  return hold(self, std::move(operation), Moves::in, std::move(buffers));
 }
 
 nb::tuple fetch(PySwapSpace& self, const std::string& key, std::optional<double> timeout) {
   auto fetched = waiting(timeout, nullptr, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) { return space.fetch(key, deadline); });
   });
-  return nb::make_tuple(fetched.buffer, self.launch(fetched.operation, Moves::in));
+  return nb::make_tuple(fetched.buffer, self.hold(fetched.operation, Moves::in));
 }
 
 SwapBuffer take(PySwapSpace& self, nb::handle bytes, std::optional<double> timeout,
                 const PyOperation* other) {
   const std::uint64_t wanted = to_bytes(bytes, "bytes");
-  const Operation* const until = other != nullptr ? &other->flight->operation : nullptr;
+  const Operation* const until = other != nullptr ? &other->held->operation : nullptr;
   return waiting(timeout, until, [&](Clock::time_point deadline) {
     return self.with([&](SwapSpace& space) {
       return until != nullptr ? space.take(wanted, *until, deadline) : space.take(wanted, deadline);
@@ -163,7 +157,7 @@ void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_byt
   options.handle = handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   new (self) PySwapSpace("use swap space", options);
   for (const auto& note : self->with([](SwapSpace& space) { return space.notes(); })) {
-    Dock::log(note);
+    Closable::log(note);
   }
 }
 
@@ -177,6 +171,12 @@ std::string describe(const PySwapSpace& self) {
   } catch (const Error& error) {  // as in a forked child
     return "<tensorferry.SwapSpace: " + error.hint() + ">";
   }
+}
+
+nb::list listed(const std::vector<std::string>& texts, nb::str (*show)(const std::string&)) {
+  nb::list list;
+  for (const std::string& text : texts) list.append(show(text));
+  return list;
 }
 
 using SpaceClass = nb::class_<PySwapSpace>;
@@ -257,12 +257,8 @@ void bind_facts(SpaceClass& space) {
       .def_prop_ro(
           "directories",
           [](const PySwapSpace& self) {
-            nb::list paths;
-            for (const auto& path :
-                 self.with([](SwapSpace& opened) { return opened.directories(); })) {
-              paths.append(path_text(path));
-            }
-            return paths;
+            return listed(self.with([](SwapSpace& opened) { return opened.directories(); }),
+                          &path_text);
           },
           nb::sig("def directories(self) -> list[str]"),
           "The directories of this space, one "
@@ -270,11 +266,7 @@ void bind_facts(SpaceClass& space) {
       .def_prop_ro(
           "notes",
           [](const PySwapSpace& self) {
-            nb::list notes;
-            for (const auto& note : self.with([](SwapSpace& opened) { return opened.notes(); })) {
-              notes.append(shown(note));
-            }
-            return notes;
+            return listed(self.with([](SwapSpace& opened) { return opened.notes(); }), &shown);
           },
           nb::sig("def notes(self) -> list[str]"),
           "What the user should know: a directory in memory, another live run, leftovers "
@@ -290,16 +282,16 @@ void bind_facts(SpaceClass& space) {
 
 }  // namespace
 
-// What is in flight is of no use once the files are gone.
+// Operations in flight are of no use once the files are gone.
 template <>
-bool DockOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline) {
+bool ClosableOf<SwapSpace>::finish(Ending ending, Clock::time_point deadline) {
   if (ending == Ending::with_writes) cancel_all();
-  return landed(deadline);
+  return all_done(deadline);
 }
 
 template <>
-void DockOf<SwapSpace>::cancel_all() noexcept {
-  cancel_flights();
+void ClosableOf<SwapSpace>::cancel_all() noexcept {
+  cancel_held();
 }
 
 void bind_swap(nb::module_& module) {

@@ -157,7 +157,7 @@ TEST_P(EngineContract, offsets_reach_past_2_and_4_gib_and_1_tib) {
 
 TEST_P(EngineContract, the_longest_request_is_a_gibibyte) {
   const auto engine = open();
-  const Memory memory(GiB);
+  const UntouchedMemory memory(GiB);
   ASSERT_EQ(::ftruncate(buffered_fd_, 2 * GiB), 0);
   EXPECT_EQ(run(*engine, request(RequestKind::read, memory.at(0), GiB, 0)), GiB);
   EXPECT_TRUE(holds(memory.at(0), file_bytes, 0, seed));
@@ -430,7 +430,7 @@ TEST_P(EngineContract, capabilities_are_sane) {
   EXPECT_LE(facts.file_slots, 1U << 15);
   EXPECT_GE(engine->cpu_seconds(), 0);
   const Memory memory(4096);
-  EXPECT_LT(engine->register_buffer(facts.buffer_slots, memory.span()), 0) << "out of range";
+  EXPECT_LT(engine->register_buffer(facts.buffer_slots, memory.bytes()), 0) << "out of range";
   EXPECT_LT(engine->register_file(facts.file_slots, fd_), 0) << "out of range";
 }
 
@@ -440,8 +440,8 @@ TEST_P(EngineContract, registered_buffers_are_used_let_go_and_replaced) {
   const Memory first(1 * MiB);
   const Memory second(1 * MiB);
   for (int round = 0; round < 5; ++round) {
-    ASSERT_EQ(engine->register_buffer(0, first.span()), 0);
-    ASSERT_EQ(engine->register_buffer(1, second.span()), 0);
+    ASSERT_EQ(engine->register_buffer(0, first.bytes()), 0);
+    ASSERT_EQ(engine->register_buffer(1, second.bytes()), 0);
     Request read = request(RequestKind::read, first.at(8 * KiB), 64 * KiB, 128 * KiB);
     read.buffer_index = 0;
     EXPECT_EQ(run(*engine, read), 64 * KiB);
@@ -455,7 +455,7 @@ TEST_P(EngineContract, registered_buffers_are_used_let_go_and_replaced) {
 
     engine->unregister_buffer(0);
     EXPECT_LT(run(*engine, read), 0) << "an index that was let go";
-    ASSERT_EQ(engine->register_buffer(0, second.span()), 0) << "the index is free again";
+    ASSERT_EQ(engine->register_buffer(0, second.bytes()), 0) << "the index is free again";
     read.memory = second.at(0);
     EXPECT_EQ(run(*engine, read), 64 * KiB);
     EXPECT_TRUE(holds(second.at(0), 64 * KiB, 128 * KiB, seed));
@@ -470,7 +470,7 @@ TEST_P(EngineContract, requests_in_flight_keep_a_buffer_that_is_let_go) {
   if (engine->capabilities().buffer_slots == 0) GTEST_SKIP() << "registers no buffers";
   for (int round = 0; round < 20; ++round) {
     const Memory memory(depth * 256 * KiB);
-    ASSERT_EQ(engine->register_buffer(3, memory.span()), 0);
+    ASSERT_EQ(engine->register_buffer(3, memory.bytes()), 0);
     std::vector<Request> requests = reads(memory, 256 * KiB);
     for (Request& read : requests) read.buffer_index = 3;
     ASSERT_EQ(engine->submit(requests).taken, depth);
@@ -482,8 +482,8 @@ TEST_P(EngineContract, requests_in_flight_keep_a_buffer_that_is_let_go) {
 
 TEST_P(EngineContract, a_buffer_over_a_gibibyte_is_refused) {
   const auto engine = open();
-  const Memory memory(registered_buffer_bytes_max + 4096);
-  EXPECT_LT(engine->register_buffer(0, memory.span()), 0);
+  const UntouchedMemory memory(registered_buffer_bytes_max + 4096);
+  EXPECT_LT(engine->register_buffer(0, memory.bytes()), 0);
 }
 
 TEST_P(EngineContract, a_registered_file_outlives_its_descriptor) {
@@ -536,7 +536,7 @@ TEST_P(EngineContract, another_thread_than_the_opener_can_be_the_owner) {
     EXPECT_EQ(opened->attach(), 0);
     const Memory memory(64 * KiB);
     if (opened->capabilities().buffer_slots > 0) {
-      EXPECT_EQ(opened->register_buffer(0, memory.span()), 0);
+      EXPECT_EQ(opened->register_buffer(0, memory.bytes()), 0);
     }
     EXPECT_EQ(run(*opened, request(RequestKind::read, memory.at(0), 64 * KiB, 0)), 64 * KiB);
     EXPECT_TRUE(holds(memory.at(0), 64 * KiB, 0, seed));

@@ -13,6 +13,7 @@
 #include "files/open_file.h"
 #include "support/faulty_system.h"
 #include "support/loop_device.h"
+#include "support/memory.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
 
@@ -106,10 +107,6 @@ class SectorSize : public ::testing::TestWithParam<unsigned> {
       GTEST_SKIP() << reason;
     }
   }
-  // Aligned for every device.
-  struct Page {
-    alignas(4096) std::byte bytes[2 * 4096];
-  };
 };
 
 TEST_P(SectorSize, is_the_alignment_of_the_files_on_the_device) {
@@ -121,13 +118,12 @@ TEST_P(SectorSize, is_the_alignment_of_the_files_on_the_device) {
     ASSERT_TRUE(file.direct()) << file.direct_reason();
     EXPECT_EQ(file.offset_alignment(), GetParam());
     EXPECT_LE(file.memory_alignment(), GetParam());
-    Page page{};
-    support::fill_pattern(page.bytes, 0, 1);
+    const auto pages = support::Memory::with_pattern(2 * 4096, 0, 1);
     const int fd = file.opened()->direct_fd();
-    ASSERT_EQ(::pwrite(fd, page.bytes, sizeof page.bytes, 0), ssize_t{sizeof page.bytes});
-    EXPECT_EQ(::pread(fd, page.bytes, GetParam(), GetParam()), ssize_t{GetParam()});
+    ASSERT_EQ(::pwrite(fd, pages.at(0), pages.bytes().size(), 0), 2 * 4096);
+    EXPECT_EQ(::pread(fd, pages.at(0), GetParam(), GetParam()), ssize_t{GetParam()});
     // A smaller alignment is refused.
-    EXPECT_EQ(::pread(fd, page.bytes, GetParam() / 2, 0), -1);
+    EXPECT_EQ(::pread(fd, pages.at(0), GetParam() / 2, 0), -1);
     EXPECT_EQ(errno, EINVAL);
   }
   loop.unmount();
@@ -140,15 +136,14 @@ TEST_P(SectorSize, the_device_itself_is_a_file) {
   ASSERT_TRUE(file.direct()) << file.direct_reason();
   EXPECT_EQ(file.offset_alignment(), GetParam());
   EXPECT_EQ(file.opened()->directory().or_throw(), nullptr);
-  Page page{};
-  support::fill_pattern(page.bytes, 0, 1);
+  const auto pages = support::Memory::with_pattern(2 * 4096, 0, 1);
   const int direct = file.opened()->direct_fd();
-  ASSERT_EQ(::pwrite(direct, page.bytes, sizeof page.bytes, 8 * MiB), ssize_t{sizeof page.bytes});
+  ASSERT_EQ(::pwrite(direct, pages.at(0), pages.bytes().size(), 8 * MiB), 2 * 4096);
   ASSERT_EQ(::fdatasync(direct), 0);
-  Page back{};
+  std::vector<std::byte> back(100);
   const int buffered = file.opened()->buffered_fd().or_throw();
-  ASSERT_EQ(::pread(buffered, back.bytes, 100, 8 * MiB + 3), 100);
-  EXPECT_EQ(support::pattern_fault({back.bytes, 100}, 3, 1), "");
+  ASSERT_EQ(::pread(buffered, back.data(), back.size(), 8 * MiB + 3), 100);
+  EXPECT_EQ(support::pattern_fault(back, 3, 1), "");
   reserve(*file.opened(), 8 * MiB, 16 * MiB);
   EXPECT_EQ(file.size(), 16 * MiB) << "a device has no end to move";
   EXPECT_EQ(file.opened()->free_bytes(), 0U);

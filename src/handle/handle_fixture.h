@@ -30,6 +30,8 @@
 #include "engines/engine.h"
 #include "handle/conductor.h"
 #include "os/system.h"
+#include "support/memory.h"
+#include "support/outcome.h"
 #include "support/pattern.h"
 #include "support/sanitizers.h"
 #include "support/temp_dir.h"
@@ -41,9 +43,10 @@
 namespace tensorferry::handle {
 
 using support::error_of;
-
-// Everything here takes less than a second, but not on a loaded machine.
-inline constexpr std::chrono::seconds hang_limit{60};
+using support::hang_limit;
+using support::Memory;
+using support::outcome;
+using support::outcome_code;
 
 class Dice {
  public:
@@ -61,44 +64,6 @@ class Dice {
  private:
   std::mt19937_64 engine_;
 };
-
-// Memory that starts `skew` bytes after a page.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes, std::size_t skew = 0)
-      : all_(bytes + skew + page_bytes()), bytes_(bytes) {
-    const auto address = reinterpret_cast<std::uintptr_t>(all_.data());
-    begin_ = align_up(address, page_bytes()) - address + skew;
-  }
-  // Holds what a file of pattern `seed` holds from `offset` on.
-  static Memory with_pattern(std::size_t bytes, std::uint64_t offset, std::uint32_t seed,
-                             std::size_t skew = 0) {
-    Memory memory(bytes, skew);
-    support::fill_pattern(memory.bytes(), offset, seed);
-    return memory;
-  }
-  [[nodiscard]] std::span<std::byte> bytes() { return {all_.data() + begin_, bytes_}; }
-
- private:
-  std::vector<std::byte> all_;
-  std::size_t bytes_;
-  std::size_t begin_ = 0;
-};
-
-// The error of an operation that must end: none after success, ETIMEDOUT if it hangs.
-[[nodiscard]] inline std::optional<Error> outcome(const Operation& operation) {
-  try {
-    if (operation.wait_for(hang_limit)) return operation.error();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error({.operation = "wait", .code = ETIMEDOUT, .hint = "the operation did not end"});
-}
-
-[[nodiscard]] inline int outcome_code(const Operation& operation) {
-  const std::optional<Error> error = outcome(operation);
-  return error ? error->code() : 0;
-}
 
 // Threads that repeat a round until the test ends them or one finds a fault.
 class Users {

@@ -3,15 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "base/alignment.h"
 #include "memory/copy_variants.h"
+#include "support/memory.h"
 
 namespace tensorferry {
 namespace {
@@ -24,16 +24,15 @@ constexpr std::byte guard{0xA5};
 class Arena {
  public:
   explicit Arena(std::size_t bytes_max)
-      : source_(bytes_max + 2 * line), room_(bytes_max + 2 * guard_bytes + 3 * line, guard) {
+      : source_(bytes_max + line), room_(bytes_max + 2 * guard_bytes + line) {
     std::mt19937 random(20240607);
-    for (std::byte& value : source_) {
+    for (std::byte& value : source_.bytes()) {
       do {
         value = static_cast<std::byte>(random() & 0xFF);
       } while (value == guard);
     }
+    std::ranges::fill(room_.bytes(), guard);
     guards_.fill(guard);
-    to_ = aligned(room_.data() + guard_bytes);
-    from_ = aligned(source_.data());
   }
 
   // Whether `copy_bytes(to, from)` copies `bytes` bytes and touches nothing else. Leaves guards
@@ -41,8 +40,8 @@ class Arena {
   template <class Copy>
   bool copies(std::size_t bytes, std::size_t to_misalignment, std::size_t from_misalignment,
               Copy copy_bytes) {
-    std::byte* const to = to_ + to_misalignment;
-    const std::byte* const from = from_ + from_misalignment;
+    std::byte* const to = room_.at(guard_bytes + to_misalignment);
+    const std::byte* const from = source_.at(from_misalignment);
     copy_bytes(to, from);
     const bool same = bytes == 0 || std::memcmp(to, from, bytes) == 0;
     const bool intact = std::memcmp(to - guard_bytes, guards_.data(), guard_bytes) == 0 &&
@@ -52,16 +51,9 @@ class Arena {
   }
 
  private:
-  template <class T>
-  static T* aligned(T* memory) {
-    return reinterpret_cast<T*>(align_up(reinterpret_cast<std::uintptr_t>(memory), line));
-  }
-
-  std::vector<std::byte> source_;
-  std::vector<std::byte> room_;
+  support::Memory source_;
+  support::Memory room_;
   std::array<std::byte, guard_bytes> guards_{};
-  std::byte* to_;
-  const std::byte* from_;
 };
 
 std::string where(const char* who, std::size_t bytes, std::size_t to, std::size_t from) {

@@ -43,7 +43,7 @@ class SwapSizes : public ::testing::Test {
 TEST_F(SwapSizes, parts_of_a_view_whose_sum_wraps_are_refused_before_anything_is_mapped) {
   SwapSpace space(options());
   const Memory memory = Memory::with_pattern(2 * MiB, 0, 1);
-  space.put("t", const_cast<Memory&>(memory).bytes()).wait();
+  space.put("t", memory.bytes()).wait();
   const std::uint64_t quarter = std::uint64_t{1} << 62;
   const std::vector<std::vector<SwapPart>> wrapping = {
       {{"t", 0, 2 * MiB}, {"t", 0, most - 2 * MiB + 1 + page_bytes()}},

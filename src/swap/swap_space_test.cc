@@ -400,7 +400,7 @@ TEST_F(SwapSpaceTest, a_view_of_what_is_being_written_waits_for_it) {
   SwapSpace space(options());
   for (std::uint32_t round = 0; round < 50; ++round) {
     const Memory memory = Memory::with_pattern(MiB, 0, round);
-    const Operation put = space.put("t", const_cast<Memory&>(memory).bytes());
+    const Operation put = space.put("t", memory.bytes());
     const std::vector<SwapPart> parts = {{"t", 0, MiB}};
     const SwapView view = space.view(parts);
     ASSERT_EQ(pattern_fault(view.bytes(), 0, round), "");

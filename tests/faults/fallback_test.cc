@@ -1,5 +1,5 @@
-// F9: what cannot be had is replaced, with a reason and the same bytes; where the caller insisted,
-// it is an error that says why. Refusals are the kernel's own (seccomp, limits, file systems).
+// F9: `auto` replaces what is missing, keeps the reason and moves the same bytes. An explicit
+// choice is an error that says why. The kernel itself refuses (seccomp, limits, file systems).
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -35,15 +35,15 @@ bool contains(const std::string& text, const std::string& part) {
 // Empty if `handle` writes and reads a file exactly, aligned or not, page-locked or not.
 std::string bytes_fault(Handle& handle, const std::string& path) {
   const File file = File::open(path, Access::read_write);
-  Buffer out(file_bytes, 3);
+  GuardedMemory out(file_bytes, 3);
   out.fill(0, seed);
   handle.write(out.bytes(), file, 0, Durability::data).wait();
   if (auto fault = pattern_fault(read_whole_file(path), 0, seed); !fault.empty()) return fault;
   for (const std::uint64_t offset : {0U, 1U, 4096U, 100'001U}) {
-    Buffer in(file_bytes - offset, offset % 64);
+    GuardedMemory in(file_bytes - offset, offset % 64);
     handle.read(in.bytes(), file, offset).wait();
     if (auto fault = in.fault(offset, seed); !fault.empty()) return fault;
-    Buffer small(5000);
+    GuardedMemory small(5000);
     handle.read_now(small.bytes(), file, offset);
     if (auto fault = small.fault(offset, seed); !fault.empty()) return fault;
   }
@@ -56,7 +56,7 @@ std::string bytes_fault(Handle& handle, const std::string& path) {
 std::string refusal_fault(EngineKind kind, int code, const std::vector<std::string>& words) {
   try {
     const Handle handle({.engine = kind});
-    return "the handle opened all the same";
+    return "the handle opened";
   } catch (const Error& error) {
     if (error.code() != code) return error.what();
     for (const std::string& word : words) {
@@ -78,7 +78,7 @@ std::string choice_fault(const std::string& path, std::string_view engine,
   }
   const File file = File::open(path, Access::read_write);
   if (auto fault = bytes_fault(handle, path); !fault.empty()) return fault;
-  Buffer memory(2 * MiB);
+  GuardedMemory memory(2 * MiB);
   const Operation operation = handle.read(memory.bytes(), file, 0);
   operation.wait();
   if (operation.engine() != engine)
@@ -96,7 +96,7 @@ class Fallback : public ::testing::Test {
   std::string path_ = dir_.file("data");
 };
 
-// Each of its calls, refused with each error, the others being allowed.
+// Refuses each of its calls with each error, and allows the others.
 struct Refused {
   int call;
   const char* name;
@@ -164,7 +164,8 @@ TEST_P(IoUringRefused, with_libaio_refused_too_auto_takes_threads) {
   EXPECT_TRUE(child.passed()) << child;
 }
 
-// The real limit is system-wide: lowering it would break other programs, so the refusal is made.
+// The real limit is system-wide: to lower it would break other programs, so the test makes the
+// refusal.
 TEST_F(Fallback, io_setup_refused_for_aio_max_nr_is_an_error_that_names_the_limit) {
   const auto child = run_in_child([&] {
     if (auto fault = refuse_system_call(SYS_io_setup, EAGAIN); !fault.empty()) return fault;
@@ -220,10 +221,7 @@ TEST_F(Fallback, every_engine_works_where_all_the_others_are_refused) {
 
 class NoDirect : public ::testing::TestWithParam<EngineKind> {};
 
-INSTANTIATE_TEST_SUITE_P(Engines, NoDirect,
-                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
-                                           EngineKind::libaio, EngineKind::threads),
-                         engine_name);
+INSTANTIATE_TEST_SUITE_P(Engines, NoDirect, all_engines_and_auto, engine_name);
 
 TEST_P(NoDirect, a_file_system_without_it_works_with_a_reason_and_the_same_bytes) {
   if (const auto reason = support::mounts_unavailable_reason(); !reason.empty()) {
@@ -237,7 +235,7 @@ TEST_P(NoDirect, a_file_system_without_it_works_with_a_reason_and_the_same_bytes
   EXPECT_NE(file.direct_reason(), "");
   EXPECT_EQ(file.memory_alignment(), 1U);
   EXPECT_EQ(file.offset_alignment(), 1U);
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   const Operation operation = handle.read(buffer.bytes(), file, 0);
   ASSERT_ENDED_WELL(operation);
   if (GetParam() == EngineKind::automatic) {
@@ -260,7 +258,7 @@ TEST_P(NoDirect, a_refused_open_with_o_direct_falls_back_to_the_page_cache) {
   const File file = rig.open_file(dir.file("data"));
   EXPECT_FALSE(file.direct());
   EXPECT_NE(file.direct_reason(), "");
-  Buffer buffer(file_bytes - 5, 1);
+  GuardedMemory buffer(file_bytes - 5, 1);
   ASSERT_ENDED_WELL(rig.handle.read(buffer.bytes(), file, 5));
   EXPECT_EQ(buffer.fault(5, seed), "");
   ASSERT_ENDED_WELL(rig.handle.write(buffer.bytes(), file, 5, Durability::full));
@@ -277,11 +275,11 @@ class OpenedOnce : public ::testing::TestWithParam<EngineKind> {
     ASSERT_EQ(::chmod(dir_.path().c_str(), 0777), 0);
   }
 
-  // Empty if many writes with ragged ends, queued and by the caller, before and after the first one
-  // that needs the page cache, leave exactly their bytes.
+  // Empty if many writes with ragged ends leave exactly their bytes: queued and inline, before and
+  // after the first one that needs the page cache.
   static std::string ragged_fault(EngineKind engine, const File& file, const std::string& path) {
     Handle handle({.engine = engine, .block_bytes = 64 * KiB});
-    Buffer out(file_bytes, 3);
+    GuardedMemory out(file_bytes, 3);
     out.fill(0, seed);
     std::vector<Operation> operations;
     std::size_t at = 0;
@@ -309,10 +307,7 @@ class OpenedOnce : public ::testing::TestWithParam<EngineKind> {
   support::TempDir dir_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Engines, OpenedOnce,
-                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
-                                           EngineKind::libaio, EngineKind::threads),
-                         engine_name);
+INSTANTIATE_TEST_SUITE_P(Engines, OpenedOnce, all_engines_and_auto, engine_name);
 
 TEST_P(OpenedOnce, a_file_made_read_only_takes_writes_of_any_length) {
   const auto child = run_in_child([&]() -> std::string {
@@ -343,10 +338,7 @@ class MemoryLimit : public ::testing::TestWithParam<EngineKind> {
   support::TempDir dir_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Engines, MemoryLimit,
-                         ::testing::Values(EngineKind::automatic, EngineKind::io_uring,
-                                           EngineKind::libaio, EngineKind::threads),
-                         engine_name);
+INSTANTIATE_TEST_SUITE_P(Engines, MemoryLimit, all_engines_and_auto, engine_name);
 
 TEST_P(MemoryLimit, over_the_memlock_limit_everything_works_unlocked_and_says_why) {
   if (const char* why = support::no_mlock()) GTEST_SKIP() << why;
@@ -361,7 +353,7 @@ TEST_P(MemoryLimit, over_the_memlock_limit_everything_works_unlocked_and_says_wh
       std::optional<Handle> opened;
       const auto refused = thrown_by([&] { opened.emplace(HandleOptions{.engine = GetParam()}); });
       if (refused) {
-        // The ring itself is charged too: an explicit choice may be refused, with the reason.
+        // The kernel charges the ring too: it may refuse an explicit choice, with the reason.
         const bool ring = GetParam() == EngineKind::io_uring && refused->code() == ENOMEM;
         return ring && contains(refused->what(), "memlock") ? "" : refused->what();
       }
@@ -380,9 +372,9 @@ TEST_P(MemoryLimit, memory_that_cannot_be_had_fails_the_operation_and_not_the_ha
   Rig rig({.engine = GetParam(), .block_bytes = 256 * KiB});
   const File file = rig.open_file(dir_.file("data"));
   rig.system.add({.call = Call::map, .times = support::SystemRule::always, .error = ENOMEM});
-  Buffer skewed(2 * MiB, 3);
+  GuardedMemory skewed(2 * MiB, 3);
   EXPECT_EQ(outcome_code(rig.handle.read(skewed.bytes(), file, 1)), ENOMEM);
-  Buffer aligned(2 * MiB);
+  GuardedMemory aligned(2 * MiB);
   ASSERT_ENDED_WELL(rig.handle.read(aligned.bytes(), file, 0));
   EXPECT_EQ(aligned.fault(0, seed), "");
   rig.system.clear_rules();
@@ -430,13 +422,13 @@ TEST_P(Alignment, a_block_device_is_a_file_like_any_other) {
   EXPECT_EQ(file.size(), 16 * MiB);
   EXPECT_TRUE(file.direct()) << file.direct_reason();
   EXPECT_EQ(file.offset_alignment(), sector);
-  Buffer out(5 * MiB + 13, 5);
+  GuardedMemory out(5 * MiB + 13, 5);
   out.fill(777, seed);
   ASSERT_ENDED_WELL(handle.write(out.bytes(), file, 777, Durability::full));
-  Buffer in(5 * MiB + 13, 9);
+  GuardedMemory in(5 * MiB + 13, 9);
   ASSERT_ENDED_WELL(handle.read(in.bytes(), file, 777));
   EXPECT_EQ(in.fault(777, seed), "");
-  Buffer beyond(8192);
+  GuardedMemory beyond(8192);
   EXPECT_TRUE(outcome(handle.read(beyond.bytes(), file, 16 * MiB - 4096)).has_value());
   EXPECT_TRUE(outcome(handle.write(beyond.bytes(), file, 16 * MiB - 4096)).has_value());
 }

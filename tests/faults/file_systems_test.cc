@@ -70,7 +70,7 @@ class FileSystems : public ::testing::TestWithParam<std::tuple<std::string, Engi
     return {.engine = std::get<1>(GetParam()), .block_bytes = 64 * KiB, .queue_depth = 8};
   }
 
-  // What the drive holds: read without the page cache where that can be had.
+  // The bytes on the drive: reads without the page cache if the file system can.
   static std::vector<std::byte> on_the_drive(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     ::fsync(fd);
@@ -104,7 +104,7 @@ TEST_P(FileSystems, random_reads_and_writes_agree_with_a_byte_map) {
     // Small, near a block's edge, or large; the end of the file may move.
     const std::size_t bytes = dice() % 3 == 0 ? 1 + dice() % 9000 : 1 + dice() % 300'000;
     const std::size_t offset = dice() % model.size();
-    Buffer buffer(bytes, dice() % 2 * (dice() % 512));
+    GuardedMemory buffer(bytes, dice() % 2 * (dice() % 512));
     if (dice() % 2 == 0) {
       buffer.fill(offset, 200 + round);
       const auto durability = static_cast<Durability>(dice() % 3);
@@ -130,7 +130,7 @@ TEST_P(FileSystems, random_reads_and_writes_agree_with_a_byte_map) {
   EXPECT_EQ(file.size(), model.size());
 }
 
-// Two writes share a page, an alignment unit or a block; both are in flight.
+// Two writes in flight share a page, an alignment unit or a block.
 TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   constexpr std::size_t total = 600'000;
   const std::string path = disk_->file("data");
@@ -142,7 +142,7 @@ TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   for (std::uint32_t round = 0; round < 25; ++round) {
     write_whole_file(path, support::pattern(total, 0, seed));
     const File file = File::open(path, Access::read_write);
-    Buffer buffer(total, dice() % 2 * 8);
+    GuardedMemory buffer(total, dice() % 2 * 8);
     buffer.fill(0, 300 + round);
     std::vector<std::size_t> seams{0, total};
     for (int i = 0; i < 40; ++i) seams.push_back(dice() % total);
@@ -159,7 +159,7 @@ TEST_P(FileSystems, neighbouring_writes_in_flight_do_not_disturb_each_other) {
   }
 }
 
-// Appends lines until it is told to stop. Each line is 101 bytes and knows its number.
+// Appends lines until the test stops it. Each line has 101 bytes and holds its number.
 class Appender {
  public:
   explicit Appender(const std::string& path) : child_(::fork()) {
@@ -200,7 +200,7 @@ TEST_P(FileSystems, writing_part_of_a_file_changes_nothing_else_while_another_pr
   write_whole_file(path, support::pattern(first_bytes, 0, seed));
   Handle handle(options());
   const File file = File::open(path, Access::read_write);
-  Buffer buffer(end - begin, 3);
+  GuardedMemory buffer(end - begin, 3);
   Appender appender(path);
   std::uint32_t version = seed;
   const auto grown = [&] { return file.size() > first_bytes + 101 * 50; };
@@ -212,7 +212,7 @@ TEST_P(FileSystems, writing_part_of_a_file_changes_nothing_else_while_another_pr
     if (round % 2 == 0) {
       ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, begin));
     } else {
-      // And only the last few bytes, inline.
+      // Only the last few bytes, inline.
       handle.write_now(buffer.bytes().first(end - begin - 3000), file, begin);
       handle.write_now(buffer.bytes().last(3000), file, end - 3000);
     }

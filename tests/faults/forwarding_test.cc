@@ -1,5 +1,5 @@
-// Tensors that are read from the memory they are being written from, onto a GPU whose streams take
-// their time: nobody waits for them but the reader. The GPU is tests/fake_cuda.
+// Reads of a tensor from the memory of its write, onto a GPU with slow streams: only the reader
+// waits for the streams. The GPU is tests/fake_cuda.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ using support::pattern_fault;
 
 constexpr std::size_t tensor_bytes = MiB;
 
-// The driver's library that is none.
+// The fake library of the driver.
 class FakeCuda {
  public:
   static FakeCuda& get() {
@@ -40,7 +40,7 @@ class FakeCuda {
     return one;
   }
 
-  // Work of the user's that ends when the test says so.
+  // Work of the user that ends when the test says so.
   void hold(bool held) { call<int(void*, int)>("fake_cuda_hold")(stream, held ? 1 : 0); }
   void hold_copies(bool held) { call<int(int)>("fake_cuda_hold_copies")(held ? 1 : 0); }
   void await_waiting(unsigned threads) { call<int(unsigned)>("fake_cuda_await_waiting")(threads); }
@@ -86,8 +86,8 @@ class Forwarding : public ::testing::Test {
     std::memset(cuda.memory.data(), 0, cuda.memory.size());
   }
 
-  // Reads the tensor onto the GPU, on a thread of its own, which has begun to wait for the GPU when
-  // this returns.
+  // Reads the tensor onto the GPU, on another thread. When this returns, that thread waits for the
+  // GPU.
   void start_reader(const char* key) {
     reader = std::thread([this, key] {
       space->get(key, cuda.memory, 0, {cuda.stream}).wait();
@@ -113,8 +113,9 @@ TEST_F(Forwarding, a_stream_may_wait_for_the_write_whose_memory_is_to_be_read_be
   ASSERT_TRUE(gate.holds(1));
   start_reader("t");
   gate.open();
-  // What is queued on the stream ends when the write has ended.
-  EXPECT_EQ(outcome_code(put), 0) << "the write waits for its reader, and that for the stream";
+  // The work on the stream ends after the write.
+  EXPECT_EQ(outcome_code(put), 0)
+      << "the write waits for its reader, and the reader for the stream";
   EXPECT_FALSE(read);
   cuda.hold(false);
   reader.join();
@@ -153,7 +154,7 @@ TEST_F(Forwarding, a_write_is_done_once_when_its_last_reader_has_left) {
   second.join();
   EXPECT_EQ(outcome_code(put), 0);
   EXPECT_EQ(ends, 1);
-  std::memset(source.bytes().data(), 0, tensor_bytes);  // it is ours again
+  std::memset(source.bytes().data(), 0, tensor_bytes);  // the test owns it again
   Memory back(tensor_bytes);
   EXPECT_EQ(outcome_code(space->get("t", back.bytes())), 0);
   EXPECT_EQ(pattern_fault(back.bytes(), 0, 1), "");
@@ -182,7 +183,7 @@ TEST_F(Forwarding, cancelling_a_write_does_not_wait_for_its_reader) {
   ASSERT_TRUE(gate.holds(1));
   const Operation put = space->put("t", source.bytes());
   start_reader("t");
-  // None of it is claimed, so that it ends on the thread that cancels it.
+  // No worker has claimed a block of it, so it ends on the thread that cancels it.
   const auto cancelled = std::async(std::launch::async, [&] { put.cancel(); });
   EXPECT_EQ(cancelled.wait_for(handle::hang_limit), std::future_status::ready);
   EXPECT_FALSE(put.done()) << "its memory is being read";

@@ -1,5 +1,5 @@
-// F2 and F3: an I/O error fails the operation it belongs to, with path and place, and nothing else.
-// A failed sync is never tried again: the kernel has marked the lost pages clean.
+// F2 and F3: an I/O error fails only its own operation, with path and place. A failed sync is never
+// repeated: the kernel has marked the lost pages clean.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ using support::write_whole_file;
 constexpr std::size_t scan_bytes = 100 * MiB;
 constexpr std::uint32_t seed = 31;
 
-// The errno that a call ends with, at once or later; 0 after success.
+// The errno of a call that fails at once or later; 0 after success.
 template <class Act>
 int failure_code(Act act) {
   const auto error = thrown_by(act);
@@ -47,16 +47,15 @@ class IoErrors : public ::testing::TestWithParam<EngineKind> {
 
 INSTANTIATE_TEST_SUITE_P(Engines, IoErrors, all_engines, engine_name);
 
-// Which blocks of a file cannot be read, as plain pread() sees it.
+// The blocks of a file that plain pread() cannot read.
 std::set<std::size_t> blocks_lost(const std::string& path, std::size_t block) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  void* memory = std::aligned_alloc(page_bytes(), block);
+  const support::Memory memory(block);
   std::set<std::size_t> lost;
   for (std::size_t i = 0; i < scan_bytes / block; ++i) {
-    const ssize_t got = ::pread(fd, memory, block, static_cast<off_t>(i * block));
+    const ssize_t got = ::pread(fd, memory.at(0), block, static_cast<off_t>(i * block));
     if (got != static_cast<ssize_t>(block)) lost.insert(i);
   }
-  std::free(memory);
   ::close(fd);
   return lost;
 }
@@ -64,7 +63,7 @@ std::set<std::size_t> blocks_lost(const std::string& path, std::size_t block) {
 // Reads the file in operations of one block each, all in flight at once.
 void expect_scan(Handle& handle, const File& file, std::size_t block,
                  const std::set<std::size_t>& bad) {
-  Buffer buffer(scan_bytes);
+  GuardedMemory buffer(scan_bytes);
   std::vector<Operation> operations;
   for (std::size_t at = 0; at < scan_bytes; at += block) {
     operations.push_back(handle.read(buffer.bytes().subspan(at, block), file, at));
@@ -76,7 +75,7 @@ void expect_scan(Handle& handle, const File& file, std::size_t block,
       ASSERT_EQ(pattern_fault(buffer.bytes().subspan(i * block, block), i * block, seed), "");
       continue;
     }
-    ASSERT_TRUE(error.has_value()) << "block " << i << " is bad and was taken for data";
+    ASSERT_TRUE(error.has_value()) << "the handle took bad block " << i << " for data";
     EXPECT_EQ(error->code(), EIO);
     EXPECT_EQ(error->operation(), "read");
     EXPECT_EQ(error->path(), file.path());
@@ -108,9 +107,9 @@ TEST_P(IoErrors, a_scan_of_a_failing_drive_tells_good_blocks_from_bad) {
   EXPECT_EQ(stats.failed_operations, bad.size());
   EXPECT_EQ(stats.operations, scan_bytes / block);
 
-  Buffer small(4096);
+  GuardedMemory small(4096);
   handle.read_now(small.bytes(), file, 0);
-  EXPECT_EQ(small.fault(0, seed), "") << "the handle is not usable any more";
+  EXPECT_EQ(small.fault(0, seed), "") << "the handle no longer works";
   const auto inline_error =
       thrown_by([&] { handle.read_now(small.bytes(), file, *bad.rbegin() * block); });
   ASSERT_TRUE(inline_error.has_value());
@@ -124,7 +123,7 @@ TEST_P(IoErrors, a_scan_over_scattered_bad_blocks_reports_each_one) {
   std::mt19937_64 dice(9);
   std::set<std::size_t> bad;
   while (bad.size() < 13) bad.insert(dice() % (scan_bytes / block));
-  // One sector of each bad block cannot be read.
+  // One sector of each bad block is unreadable.
   rig.engine.judge = [&bad](const Request& request, std::uint64_t) -> Fault {
     for (const std::size_t i : bad) {
       const std::uint64_t sector = i * block + i * 4096;
@@ -150,7 +149,7 @@ TEST_P(IoErrors, one_large_read_over_a_bad_block_fails_and_names_it) {
   };
   const File file = rig.open_file(path_, Access::read);
   for (const std::size_t skew : {0U, 24U}) {
-    Buffer buffer(8 * MiB, skew);
+    GuardedMemory buffer(8 * MiB, skew);
     const auto error = outcome(rig.handle.read(buffer.bytes(), file, 0));
     ASSERT_TRUE(error.has_value());
     EXPECT_EQ(error->code(), EIO);
@@ -170,7 +169,7 @@ TEST_P(IoErrors, a_failed_write_fails_its_operation_only) {
       return hit ? Fault{Fault::Kind::fail, 0, code} : Fault{};
     };
     const File file = rig.open_file(path_);
-    Buffer buffer(8 * MiB);
+    GuardedMemory buffer(8 * MiB);
     buffer.fill(0, seed);
     std::vector<Operation> operations;
     for (std::size_t at = 0; at < 8 * MiB; at += MiB) {
@@ -244,12 +243,12 @@ const SyncSite sync_sites[] = {
      }},
 };
 
-// Counts the syncs of a rig and fails the one that is chosen, wherever it is made.
+// Counts the syncs of a rig and fails the chosen one, on the engine or inline.
 class SyncWatch {
  public:
   explicit SyncWatch(Rig& rig) : rig_(rig) {}
 
-  // The `index`-th sync from now fails with `error`; none where it is beyond the last.
+  // The `index`-th sync from now fails with `error`; none if it is beyond the last.
   void arm(std::uint64_t index, int error) {
     rig_.engine.reset_counts();
     rig_.system.clear_rules();
@@ -265,7 +264,7 @@ class SyncWatch {
     }
   }
 
-  // How many syncs were made since. The threads engine makes its own through the system.
+  // The number of syncs since. The threads engine makes its syncs through the system.
   [[nodiscard]] std::uint64_t count() const {
     const std::uint64_t inline_syncs =
         rig_.system.calls(Call::fdatasync) - datasyncs_ + rig_.system.calls(Call::fsync) - fsyncs_;
@@ -283,7 +282,7 @@ TEST_P(IoErrors, a_failed_sync_fails_the_operation_and_is_never_repeated) {
   Rig rig(options());
   const File file = rig.open_file(path_);
   SyncWatch watch(rig);
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   for (const SyncSite& site : sync_sites) {
     SCOPED_TRACE(site.name);
     watch.arm(1000, EIO);
@@ -310,7 +309,7 @@ TEST_P(IoErrors, nothing_is_synced_after_a_failed_write) {
   write_whole_file(path_, pattern(2 * MiB, 0, seed));
   Rig rig(options());
   const File file = rig.open_file(path_);
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   rig.engine.judge = [](const Request& request, std::uint64_t index) -> Fault {
     const bool hit = request.kind == RequestKind::write && index == 2;
     return hit ? Fault{Fault::Kind::fail, 0, EIO} : Fault{};
@@ -319,7 +318,7 @@ TEST_P(IoErrors, nothing_is_synced_after_a_failed_write) {
   EXPECT_EQ(rig.engine.syncs(), 0U);
 }
 
-// A real drive that dies: ext4 shut down under the file. Writes and syncs fail with EIO.
+// A real drive that dies: ext4 shuts down under the file. Writes and syncs fail with EIO.
 TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_lives_on) {
   if (const auto reason = LoopDevice::unavailable_reason("ext4"); !reason.empty()) {
     GTEST_SKIP() << reason;
@@ -328,7 +327,7 @@ TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_liv
   device.make_file_system("ext4");
   device.mount();
   Handle handle(options());
-  Buffer buffer(2 * MiB);
+  GuardedMemory buffer(2 * MiB);
   buffer.fill(0, seed);
   {
     const File file = File::open(device.file("a"), Access::read_write);
@@ -347,7 +346,7 @@ TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_liv
   }
   write_whole_file(path_, buffer.bytes());
   const File other = File::open(path_, Access::read);
-  Buffer in(2 * MiB);
+  GuardedMemory in(2 * MiB);
   ASSERT_ENDED_WELL(handle.read(in.bytes(), other, 0));
   EXPECT_EQ(in.fault(0, seed), "");
 }

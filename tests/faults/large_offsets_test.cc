@@ -1,6 +1,6 @@
-// F15: offsets and lengths around 2 GiB, 4 GiB and 0x7ffff000 (what one system call moves at most).
+// F15: offsets and lengths around 2 GiB, 4 GiB and 0x7ffff000 (the most that one system call
+// moves).
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -21,7 +21,7 @@ constexpr std::uint64_t edges[] = {call_max, 2 * GiB, 4 * GiB};
 
 class LargeOffsets : public ::testing::TestWithParam<EngineKind> {
  protected:
-  // A sparse file; where it matters there is data.
+  // A sparse file with data at the places of the tests.
   void make_sparse(std::uint64_t bytes) {
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_EQ(::ftruncate(fd_, static_cast<off_t>(bytes)), 0);
@@ -48,26 +48,6 @@ class LargeOffsets : public ::testing::TestWithParam<EngineKind> {
 
 INSTANTIATE_TEST_SUITE_P(Engines, LargeOffsets, all_engines, engine_name);
 
-// Memory that costs nothing until it is touched.
-class HugeMemory {
- public:
-  explicit HugeMemory(std::size_t bytes) : bytes_(bytes) {
-    data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data_ == MAP_FAILED) throw std::bad_alloc();
-  }
-  ~HugeMemory() { ::munmap(data_, bytes_); }
-  HugeMemory(const HugeMemory&) = delete;
-  HugeMemory& operator=(const HugeMemory&) = delete;
-  [[nodiscard]] std::span<std::byte> bytes() const {
-    return {static_cast<std::byte*>(data_), bytes_};
-  }
-
- private:
-  void* data_;
-  std::size_t bytes_;
-};
-
 std::uint64_t available_memory() {
   std::ifstream facts("/proc/meminfo");
   std::string word;
@@ -88,7 +68,7 @@ TEST_P(LargeOffsets, transfers_across_every_edge_are_exact) {
       for (const std::uint64_t begin : {at - 200'000, at - 1, at}) {
         SCOPED_TRACE("from " + std::to_string(begin) + " over " + std::to_string(at));
         for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{250'001}}) {
-          Buffer buffer(bytes, begin % 8);
+          GuardedMemory buffer(bytes, begin % 8);
           ASSERT_ENDED_WELL(handle.read(buffer.bytes(), file, begin));
           ASSERT_EQ(buffer.fault(begin, seed), "");
           buffer.clear();
@@ -110,7 +90,7 @@ TEST_P(LargeOffsets, transfers_across_every_edge_are_exact) {
   EXPECT_EQ(file.size(), 4 * GiB + 1 * MiB);
 }
 
-// Requests are pretended, so that only the split is looked at: no gap, no overlap, none too long.
+// Pretends the requests and checks only the split: no gap, no overlap, no request too long.
 void expect_split(Rig& rig, const File& file, RequestKind kind, std::span<std::byte> memory,
                   std::uint64_t offset) {
   SCOPED_TRACE(std::to_string(memory.size()) + " bytes at " + std::to_string(offset));
@@ -139,7 +119,7 @@ void expect_split(Rig& rig, const File& file, RequestKind kind, std::span<std::b
 }
 
 TEST_P(LargeOffsets, every_length_around_every_edge_is_split_without_gap_or_overlap) {
-  const HugeMemory memory(4 * GiB + 2 * MiB);
+  const support::UntouchedMemory memory(4 * GiB + 2 * MiB);
   for (const std::size_t block : {std::size_t{0}, 16 * MiB, GiB}) {
     Rig rig({.engine = GetParam(), .block_bytes = block});
     rig.engine.log_requests = true;
@@ -153,7 +133,7 @@ TEST_P(LargeOffsets, every_length_around_every_edge_is_split_without_gap_or_over
     for (const std::uint64_t edge : edges) {
       for (const std::uint64_t length : {edge - 1, edge, edge + 1}) {
         for (const std::uint64_t offset : {std::uint64_t{0}, edge - 1, edge, edge + 1}) {
-          // Memory that can be used in place: nothing is copied.
+          // Memory that suits direct I/O: nothing is copied.
           const auto part = memory.bytes().subspan(offset % page_bytes(), length);
           expect_split(rig, file, RequestKind::read, part, offset);
           expect_split(rig, file, RequestKind::write, part, offset);
@@ -171,7 +151,7 @@ TEST_P(LargeOffsets, a_read_longer_than_one_system_call_is_exact) {
   put(0, 64 * KiB);
   Handle handle({.engine = GetParam()});
   const File file = File::open(path_, Access::read);
-  const HugeMemory memory(4 * GiB + 2 * MiB);
+  const support::UntouchedMemory memory(4 * GiB + 2 * MiB);
   for (const std::uint64_t length : {call_max + 1, 4 * GiB + 1}) {
     SCOPED_TRACE("length " + std::to_string(length));
     const auto all = memory.bytes().first(length + 64);
@@ -193,7 +173,7 @@ TEST_P(LargeOffsets, a_read_longer_than_one_system_call_is_exact) {
 
 TEST_P(LargeOffsets, a_write_longer_than_one_system_call_reaches_the_file) {
   constexpr std::uint64_t length = 2 * GiB + 4097;
-  const HugeMemory memory(length + 8);
+  const support::UntouchedMemory memory(length + 8);
   for (const std::uint64_t edge : {std::uint64_t{0}, call_max, 2 * GiB}) {
     support::fill_pattern(memory.bytes().subspan(edge, 4097), edge + 1, seed);
   }
@@ -212,7 +192,7 @@ TEST_P(LargeOffsets, offsets_that_no_file_can_have_are_refused_at_once) {
   make_sparse(4096);
   Handle handle({.engine = GetParam()});
   const File file = File::open(path_, Access::read_write);
-  Buffer buffer(4096);
+  GuardedMemory buffer(4096);
   for (const std::uint64_t offset :
        {~std::uint64_t{0}, std::uint64_t{1} << 63, (std::uint64_t{1} << 63) - 4095}) {
     const auto read = thrown_by([&] { (void)handle.read(buffer.bytes(), file, offset); });
@@ -222,7 +202,7 @@ TEST_P(LargeOffsets, offsets_that_no_file_can_have_are_refused_at_once) {
     ASSERT_TRUE(write.has_value());
     EXPECT_EQ(write->code(), EINVAL);
   }
-  // Possible as a number, too large for ext4: the file system says so.
+  // A valid number, but too large for ext4: the file system refuses it.
   const std::uint64_t far = (std::uint64_t{1} << 62);
   EXPECT_EQ(outcome_code(handle.write(buffer.bytes(), file, far)), EFBIG);
   EXPECT_EQ(outcome_code(handle.read(buffer.bytes(), file, far)), ENODATA);

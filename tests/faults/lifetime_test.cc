@@ -1,5 +1,5 @@
-// F10: handles that end, processes that fork and processes that exit with I/O in flight, from one
-// thread and from many. Everything ends in bounded time, and no buffer is left to the kernel.
+// F10: handles end, processes fork and processes exit with I/O in flight, from one thread and from
+// many. Everything ends in bounded time, and the kernel has let go of every buffer.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,8 +20,8 @@ std::atomic<bool> leaving_in_mid_flight{false};
 }  // namespace
 }  // namespace tensorferry::faults
 
-// A process that exits in mid-flight leaves memory behind, which is no leak. LeakSanitizer asks
-// here.
+// LeakSanitizer asks this function. A process that exits with I/O in flight leaves memory behind,
+// which is no leak.
 extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off() {  // NOLINT
   return tensorferry::faults::leaving_in_mid_flight ? 1 : 0;
 }
@@ -61,8 +61,8 @@ class Lifetime : public ::testing::TestWithParam<EngineKind> {
 
 INSTANTIATE_TEST_SUITE_P(Engines, Lifetime, all_engines, engine_name);
 
-// Many reads and writes of the same bytes, so that whatever happens the file stays what it is. No
-// two writes overlap as long as each user of the file has a lane of its own.
+// Many reads and writes of the same bytes: the content of the file never changes. Writes do not
+// overlap if each user of the file has another lane.
 class Traffic {
  public:
   explicit Traffic(std::size_t lane) : lane_(lane % lane_count) {
@@ -104,8 +104,17 @@ class Traffic {
     return {};
   }
 
+  // Empty if nothing writes to the buffers for a while. Call it when all operations have ended.
+  [[nodiscard]] std::string late_write_fault(std::chrono::milliseconds wait) {
+    for (const GuardedMemory& buffer : buffers_) buffer.fill(1, 7);
+    std::this_thread::sleep_for(wait);
+    for (const GuardedMemory& buffer : buffers_) {
+      if (!buffer.fault(1, 7).empty()) return "a buffer was written to after the end";
+    }
+    return {};
+  }
+
   [[nodiscard]] std::vector<Operation>& operations() { return operations_; }
-  [[nodiscard]] std::vector<Buffer>& buffers() { return buffers_; }
 
  private:
   [[nodiscard]] std::uint64_t offset(std::size_t i) const {
@@ -113,7 +122,7 @@ class Traffic {
   }
 
   std::size_t lane_;
-  std::vector<Buffer> buffers_;
+  std::vector<GuardedMemory> buffers_;
   std::vector<Operation> operations_;
 };
 
@@ -131,12 +140,8 @@ TEST_P(Lifetime, a_handle_destroyed_in_mid_flight_ends_every_operation) {
             std::this_thread::sleep_for(std::chrono::microseconds(dice() % 3000));
           }
           if (auto fault = traffic.ended_fault(); !fault.empty()) return fault;
-          // Nothing writes to these any more.
-          for (Buffer& buffer : traffic.buffers()) buffer.fill(1, 7);
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          for (Buffer& buffer : traffic.buffers()) {
-            if (!buffer.fault(1, 7).empty()) return "a buffer was written to after the end";
-          }
+          const auto fault = traffic.late_write_fault(std::chrono::milliseconds(2));
+          if (!fault.empty()) return fault;
         }
         return pattern_fault(read_whole_file(path_), 0, seed);
       },
@@ -192,7 +197,7 @@ TEST_P(Lifetime, threads_that_wait_while_a_handle_is_destroyed_are_let_go) {
 
 TEST_P(Lifetime, operations_outlive_their_handle_and_their_file) {
   std::optional<Operation> kept;
-  Buffer buffer(operation_bytes);
+  GuardedMemory buffer(operation_bytes);
   {
     Handle handle(options());
     kept = handle.read(buffer.bytes(), path_, 0);
@@ -223,11 +228,7 @@ TEST_P(Lifetime, cancelled_operations_end_and_let_go_of_their_buffers) {
       ASSERT_TRUE(cancelled_or_well(error)) << error->what();
     }
     ASSERT_EQ(traffic.ended_fault(), "");
-    for (Buffer& buffer : traffic.buffers()) buffer.fill(1, 7);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    for (Buffer& buffer : traffic.buffers()) {
-      ASSERT_EQ(buffer.fault(1, 7), "") << "written to after the operation reported done";
-    }
+    ASSERT_EQ(traffic.late_write_fault(std::chrono::milliseconds(1)), "");
   }
   EXPECT_EQ(pattern_fault(read_whole_file(path_), 0, seed), "");
   const Stats stats = handle.stats();
@@ -236,16 +237,16 @@ TEST_P(Lifetime, cancelled_operations_end_and_let_go_of_their_buffers) {
   EXPECT_GT(stats.cancelled_operations, 0U);
 }
 
-// The change from moving bytes to making them durable is the moment to get this wrong.
+// Cancels around the change from moving bytes to making them durable.
 TEST_P(Lifetime, an_operation_cancelled_while_it_becomes_durable_ends_exactly_once) {
   Rig rig({.engine = GetParam(), .block_bytes = 4096, .queue_depth = 4});
   rig.engine.judge = [](const engines::Request& request, std::uint64_t) -> support::Fault {
-    // The sync itself costs nothing here: the race is what counts.
+    // The sync itself costs nothing: the test is about the race.
     const bool write = request.kind == engines::RequestKind::write;
     return write ? support::Fault{} : support::Fault{support::Fault::Kind::pretend, 0, 0};
   };
   const File file = rig.open_file(path_);
-  Buffer buffer(4096);
+  GuardedMemory buffer(4096);
   buffer.fill(0, seed);
   std::mt19937_64 dice(3);
   constexpr std::uint64_t rounds = 3000;
@@ -265,7 +266,7 @@ TEST_P(Lifetime, a_cancel_from_many_threads_ends_an_operation_once) {
   Handle handle(options());
   const File file = File::open(path_, Access::read);
   for (int run = 0; run < 3 * runs(); ++run) {
-    Buffer buffer(file_bytes);
+    GuardedMemory buffer(file_bytes);
     const Operation operation = handle.read(buffer.bytes(), file, 0);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) threads.emplace_back([&] { operation.cancel(); });
@@ -278,9 +279,9 @@ TEST_P(Lifetime, a_cancel_from_many_threads_ends_an_operation_once) {
 
 // ---- fork ---------------------------------------------------------------------------------------
 
-// What a child may do with what it inherits. Runs in the child; empty if all is well.
+// Uses in the child everything that it inherits. Returns "" if all is well.
 std::string inherited_fault(std::unique_ptr<Handle>& handle, Traffic& traffic, const File& file) {
-  Buffer buffer(operation_bytes);
+  GuardedMemory buffer(operation_bytes);
   if (!thrown_by([&] { (void)handle->read(buffer.bytes(), file, 0); })) {
     return "the parent's handle took a read";
   }
@@ -334,7 +335,7 @@ TEST_P(Lifetime, a_forked_child_opens_a_handle_of_its_own) {
               [&]() -> std::string {
                 Handle own(options());
                 Traffic own_traffic(static_cast<std::size_t>(run) + 1);
-                own_traffic.start(own, file);  // an inherited File is an ordinary one
+                own_traffic.start(own, file);  // an inherited File works as any other
                 if (auto fault = own_traffic.complete_fault(); !fault.empty()) return fault;
                 PinnedBuffer pinned(1 * MiB);
                 own.read(pinned.bytes(), File::open(path_, Access::read), 0).wait();
@@ -397,7 +398,7 @@ TEST_P(Lifetime, fork_while_many_threads_use_a_handle_leaves_the_child_safe) {
 
 enum class Keeping : std::uint8_t { leaked, as_static, used_by_threads };
 
-// Starts I/O and leaves by exit(), as a program that returns from main() does.
+// Starts I/O and calls exit(), as a program does that returns from main().
 [[noreturn]] void exit_in_mid_flight(const HandleOptions& options, const std::string& path,
                                      Keeping keeping, int run) {
   leaving_in_mid_flight = true;
@@ -416,7 +417,7 @@ enum class Keeping : std::uint8_t { leaked, as_static, used_by_threads };
     for (std::size_t t = 0; t < 3; ++t) {
       std::thread([raw, path, t] {
         for (;;) {
-          // Leaked on purpose: exit() must not find memory that went away under the kernel.
+          // Leaked on purpose: the memory must outlast exit(), because the kernel may use it.
           auto* more = new Traffic(t);
           more->start(*raw, File::open(path, Access::read_write));
           (void)more->complete_fault();

@@ -1,5 +1,5 @@
-// F6: a full disk is an error that says how much is needed and how much is free; data that was
-// there stays valid; the same handle and file work again once there is space.
+// F6: a full disk is an error that gives the bytes needed and free. Old data stays valid. The same
+// handle and file work again once the disk has space.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
@@ -26,7 +26,7 @@ constexpr std::uint32_t new_seed = 62;
 constexpr std::size_t save_bytes = 4 * MiB;
 constexpr std::size_t old_bytes = 100'000;
 
-// A file that takes up space to order.
+// A file that takes up the space that a test asks for.
 class Filler {
  public:
   explicit Filler(const std::string& path)
@@ -35,7 +35,7 @@ class Filler {
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // Leaves about `bytes` free and returns how much that is in truth.
+  // Leaves about `bytes` free and returns the exact number.
   std::uint64_t leave(std::uint64_t bytes) const {
     EXPECT_EQ(::ftruncate(fd_, 0), 0);
     ::syncfs(fd_);  // ext4 gives blocks back only then
@@ -50,7 +50,7 @@ class Filler {
   [[nodiscard]] std::uint64_t free_bytes() const {
     struct statfs facts{};
     ::fstatfs(fd_, &facts);
-    // With the blocks that ext4 keeps for root, who we are.
+    // With the blocks that ext4 keeps for root: the test is root.
     return static_cast<std::uint64_t>(facts.f_bfree) * static_cast<std::uint64_t>(facts.f_bsize);
   }
 
@@ -70,7 +70,7 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
     return {.engine = GetParam(), .block_bytes = 256 * KiB, .queue_depth = 8};
   }
 
-  // A save of 4 MiB behind the old bytes of `path`, with about `wanted` bytes left on the disk.
+  // Saves 4 MiB behind the old bytes of `path`, with about `wanted` bytes left on the disk.
   static void save_with(Handle& handle, const std::string& path, Filler& filler,
                         std::uint64_t wanted, std::span<const std::byte> memory) {
     filler.leave(8 * MiB);
@@ -83,9 +83,10 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
     ASSERT_GE(found.size(), old_bytes);
     ASSERT_EQ(pattern_fault(all.first(old_bytes), 0, old_seed), "") << "old data, free " << free;
     if (!error) {
-      ASSERT_EQ(found.size(), old_bytes + save_bytes) << "acknowledged and not there";
+      ASSERT_EQ(found.size(), old_bytes + save_bytes)
+          << "the write was acknowledged, but bytes are missing";
       ASSERT_EQ(pattern_fault(all.subspan(old_bytes), old_bytes, new_seed), "");
-      ASSERT_GE(free + 64 * KiB, save_bytes) << "where did the bytes go?";
+      ASSERT_GE(free + 64 * KiB, save_bytes) << "more bytes were saved than the disk had free";
       return;
     }
     ASSERT_EQ(error->code(), ENOSPC) << error->what();
@@ -103,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, NoSpace, all_engines, engine_name);
 TEST_P(NoSpace, a_tmpfs_full_at_every_4_kib_of_a_save_is_an_error_and_old_data_stays) {
   const Mount disk("tmpfs", "size=8m");
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(old_bytes, new_seed);
   Filler filler(disk.file("filler"));
   for (std::uint64_t free = 0; free <= save_bytes; free += 4096) {
@@ -113,7 +114,7 @@ TEST_P(NoSpace, a_tmpfs_full_at_every_4_kib_of_a_save_is_an_error_and_old_data_s
   }
   save_with(handle, disk.file("data"), filler, 7 * MiB, buffer.bytes());
   EXPECT_EQ(std::filesystem::file_size(disk.file("data")), old_bytes + save_bytes)
-      << "there is space again";
+      << "the disk has space again";
 }
 
 // ext4 refuses whole requests.
@@ -125,7 +126,7 @@ TEST_P(NoSpace, an_ext4_full_at_any_point_of_a_save_is_an_error_and_old_data_sta
   disk.make_file_system("ext4");
   disk.mount();
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(old_bytes, new_seed);
   Filler filler(disk.file("filler"));
   const std::uint64_t step = soaking() ? 4096 : 32 * KiB;
@@ -139,7 +140,7 @@ TEST_P(NoSpace, an_ext4_full_at_any_point_of_a_save_is_an_error_and_old_data_sta
 TEST_P(NoSpace, the_same_handle_and_file_work_again_once_there_is_space) {
   const Mount disk("tmpfs", "size=8m");
   Handle handle(options());
-  Buffer buffer(save_bytes);
+  GuardedMemory buffer(save_bytes);
   buffer.fill(0, new_seed);
   Filler filler(disk.file("filler"));
   const File file = File::open(disk.file("data"), Access::read_write);
@@ -171,7 +172,7 @@ TEST_P(NoSpace, writing_over_old_data_needs_no_space) {
   filler.leave(0);
   Handle handle(options());
   const File file = File::open(disk.file("data"), Access::read_write);
-  Buffer buffer(save_bytes - 3000, 3);
+  GuardedMemory buffer(save_bytes - 3000, 3);
   buffer.fill(1001, new_seed);
   ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, 1001, Durability::data));
   const auto found = read_whole_file(disk.file("data"));
@@ -191,14 +192,14 @@ TEST_P(NoSpace, a_file_size_limit_is_an_error_and_the_process_lives) {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     Handle handle(options());
     const File file = File::open(dir.file("data"), Access::read_write);
-    Buffer buffer(save_bytes);
+    GuardedMemory buffer(save_bytes);
     buffer.fill(0, new_seed);
     const auto error = outcome(handle.write(buffer.bytes(), file, 0));
     if (!error) return "acknowledged over the limit";
     if (error->code() != EFBIG) return error->what();
     if (error->hint().empty()) return "no hint";
     handle.write(buffer.bytes().first(1 * MiB), file, 0).wait();
-    Buffer in(1 * MiB);
+    GuardedMemory in(1 * MiB);
     handle.read(in.bytes(), file, 0).wait();
     return in.fault(0, new_seed);
   });

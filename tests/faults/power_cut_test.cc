@@ -1,6 +1,6 @@
-// Acknowledged means durable at the level asked for. ext4 on a loop device loses its power (its
-// shutdown ioctl) right after, and in the middle of, writes; after the next mount everything that
-// was acknowledged must be there. 300 cuts in all: 50 for each engine and level.
+// An acknowledged write is durable at the requested level. ext4 on a loop device loses power (its
+// shutdown ioctl) right after writes and in the middle of them; after the next mount every
+// acknowledged byte must be on it. 300 cuts in all: 50 for each engine and level.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -21,20 +21,20 @@ constexpr std::size_t piece_count = 8;
 
 int cuts(int count) { return soaking() ? 4 * count : count; }
 
-// What a trial wrote and which of it was acknowledged.
+// The pieces that a trial wrote, and which of them were acknowledged.
 struct Trial {
   std::string name;
   std::uint32_t seed = 0;
   std::vector<std::size_t> acknowledged;
 };
 
-// A disk whose power is cut once per trial.
+// A disk that loses power once per trial.
 class Victim {
  public:
   Victim() : device_(64 * MiB) { device_.make_file_system("ext4"); }
 
-  // Writes pieces of one file, lets a random part of them be acknowledged, and cuts the power with
-  // the rest in flight. `fresh`: the file is new; else it was there, durable and full of old bytes.
+  // Writes pieces of one file, waits for a random part of them, and cuts the power with the rest in
+  // flight. `fresh`: the file is new; else it exists, durable and full of old bytes.
   Trial run(Handle& handle, Durability durability, int number, bool fresh) {
     device_.mount();
     Trial trial{"trial-" + std::to_string(number), static_cast<std::uint32_t>(number + 1000), {}};
@@ -44,7 +44,7 @@ class Victim {
       sync_folder();
     }
     std::vector<Operation> operations;
-    std::vector<Buffer> buffers;
+    std::vector<GuardedMemory> buffers;
     for (std::size_t i = 0; i < piece_count; ++i) {
       buffers.emplace_back(piece_bytes, i % 3);
       buffers.back().fill(i * piece_bytes, trial.seed);
@@ -66,14 +66,14 @@ class Victim {
     return trial;
   }
 
-  // How many acknowledged pieces are not there after the next mount.
+  // The number of acknowledged pieces that are missing after the next mount.
   std::size_t lost(const Trial& trial) {
     device_.mount();
     std::vector<std::byte> found;
     try {
       found = support::read_whole_file(device_.file(trial.name));
     } catch (const std::system_error&) {
-      found.clear();  // not even the directory entry
+      found.clear();  // even the directory entry is missing
     }
     std::size_t count = 0;
     for (const std::size_t i : trial.acknowledged) {
@@ -90,7 +90,7 @@ class Victim {
   }
 
  private:
-  // By turns: durable write, plain write and sync, write_now.
+  // In turn: durable write, plain write and sync, write_now.
   static Operation start(Handle& handle, std::span<const std::byte> memory, const File& file,
                          std::size_t piece, Durability durability, int number) {
     const std::uint64_t offset = piece * piece_bytes;
@@ -126,7 +126,7 @@ class PowerCuts : public ::testing::TestWithParam<EngineKind> {
 
   static HandleOptions options() { return {.engine = GetParam(), .block_bytes = 32 * KiB}; }
 
-  // Cuts the power and counts what was acknowledged and what of it was lost.
+  // Cuts the power and counts the pieces acknowledged and those of them lost.
   static std::pair<std::size_t, std::size_t> cut(Durability durability, int count, bool fresh) {
     Victim victim;
     Handle handle(options());
@@ -145,24 +145,24 @@ INSTANTIATE_TEST_SUITE_P(Engines, PowerCuts, all_engines, engine_name);
 
 TEST_P(PowerCuts, no_write_acknowledged_with_durability_data_is_lost) {
   const auto [acknowledged, lost] = cut(Durability::data, cuts(50), false);
-  EXPECT_GT(acknowledged, 50U) << "hardly anything was put to the test";
+  EXPECT_GT(acknowledged, 50U) << "too few writes were tested";
   EXPECT_EQ(lost, 0U) << "of " << acknowledged;
 }
 
 TEST_P(PowerCuts, no_new_file_acknowledged_with_durability_full_is_lost) {
   const auto [acknowledged, lost] = cut(Durability::full, cuts(50), true);
-  EXPECT_GT(acknowledged, 50U) << "hardly anything was put to the test";
+  EXPECT_GT(acknowledged, 50U) << "too few writes were tested";
   EXPECT_EQ(lost, 0U) << "of " << acknowledged;
 }
 
-// The proof that the two above could see a loss.
+// Proves that the two tests above would see a loss.
 TEST_P(PowerCuts, without_durability_the_same_cuts_do_lose_acknowledged_writes) {
   const auto [acknowledged, lost] = cut(Durability::none, 10, true);
   EXPECT_GT(acknowledged, 10U);
-  EXPECT_GT(lost, 0U) << "this harness cannot see a loss";
+  EXPECT_GT(lost, 0U) << "this test cannot see a loss";
 }
 
-// Small synchronous writes take another way.
+// Small synchronous writes take another path.
 TEST_P(PowerCuts, no_inline_write_acknowledged_with_durability_is_lost) {
   LoopDevice device(64 * MiB);
   device.make_file_system("ext4");
@@ -170,7 +170,7 @@ TEST_P(PowerCuts, no_inline_write_acknowledged_with_durability_is_lost) {
   for (int number = 0; number < cuts(10); ++number) {
     device.mount();
     const std::string name = "small-" + std::to_string(number);
-    Buffer buffer(5000, 1);
+    GuardedMemory buffer(5000, 1);
     buffer.fill(3, 9);
     handle.write_now(buffer.bytes(), device.file(name), 3, Durability::full);
     device.cut_power(PowerCut::journal_lost);

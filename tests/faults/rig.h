@@ -1,36 +1,35 @@
-// What the fault tests share: a Handle over a faulty system and faulty engines, buffers that notice
-// a write beyond their ends, and the three engines to run everything on.
+// What the fault tests share: a Handle over a faulty system and faulty engines, and the three
+// engines to run everything on.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "base/alignment.h"
 #include "files/open_file.h"
 #include "handle/conductor.h"
 #include "support/faulty_engine.h"
 #include "support/faulty_system.h"
+#include "support/memory.h"
+#include "support/outcome.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
+#include "support/thrown.h"
 #include "tensorferry/tensorferry.h"
 
 namespace tensorferry::faults {
 
+using support::GuardedMemory;
+using support::hang_limit;
+using support::outcome;
+using support::outcome_code;
 using support::pattern_fault;
-
-// An operation that has not ended by then hangs. Nothing here takes more than seconds.
-inline constexpr std::chrono::seconds hang_limit{60};
+using support::thrown_by;
 
 // The long versions: `make soak`.
 [[nodiscard]] inline bool soaking() {
@@ -41,11 +40,14 @@ inline constexpr std::chrono::seconds hang_limit{60};
 inline const auto all_engines =
     ::testing::Values(EngineKind::io_uring, EngineKind::libaio, EngineKind::threads);
 
+inline const auto all_engines_and_auto = ::testing::Values(
+    EngineKind::automatic, EngineKind::io_uring, EngineKind::libaio, EngineKind::threads);
+
 [[nodiscard]] inline std::string engine_name(const ::testing::TestParamInfo<EngineKind>& tested) {
   return std::string(to_string(tested.param));
 }
 
-// A Handle whose every system call and every request can be made to fail. The faults outlive it.
+// A Handle whose every system call and every request a test can make fail.
 class Rig {
  public:
   explicit Rig(const HandleOptions& options, std::uint64_t seed = 1)
@@ -70,74 +72,7 @@ class Rig {
   }
 };
 
-// Memory that starts `skew` bytes after a page and is framed by guard bytes.
-class Buffer {
- public:
-  explicit Buffer(std::size_t bytes, std::size_t skew = 0)
-      : bytes_(bytes), memory_(bytes + skew + 3 * page_bytes(), guard) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    begin_ = align_up(address, page_bytes()) - address + page_bytes() + skew;
-    clear();
-  }
-
-  [[nodiscard]] std::span<std::byte> bytes() { return {memory_.data() + begin_, bytes_}; }
-  void clear() {
-    std::fill_n(memory_.begin() + static_cast<std::ptrdiff_t>(begin_), bytes_, blank);
-  }
-  void fill(std::uint64_t offset, std::uint32_t seed) {
-    support::fill_pattern(bytes(), offset, seed);
-  }
-
-  // Empty if it holds the file's bytes and nothing was written outside.
-  [[nodiscard]] std::string fault(std::uint64_t offset, std::uint32_t seed) {
-    const std::span<const std::byte> all(memory_);
-    if (!support::constant_fault(all.first(begin_), 0, guard).empty()) {
-      return "bytes before the buffer were changed";
-    }
-    if (!support::constant_fault(all.subspan(begin_ + bytes_), 0, guard).empty()) {
-      return "bytes after the buffer were changed";
-    }
-    return pattern_fault(bytes(), offset, seed);
-  }
-
- private:
-  static constexpr std::byte guard{0x5e};
-  static constexpr std::byte blank{0x11};
-  std::size_t bytes_;
-  std::size_t begin_ = 0;
-  std::vector<std::byte> memory_;
-};
-
-// The error of an operation that must have ended: none after success, ETIMEDOUT where it hangs.
-[[nodiscard]] inline std::optional<Error> outcome(const Operation& operation,
-                                                  std::chrono::seconds limit = hang_limit) {
-  bool ended = false;
-  try {
-    ended = operation.wait_for(limit);
-  } catch (const Error& error) {
-    return error;
-  }
-  if (ended) return operation.error();
-  return Error({.operation = "wait", .code = ETIMEDOUT, .hint = "the operation did not end"});
-}
-
-[[nodiscard]] inline int outcome_code(const Operation& operation) {
-  const std::optional<Error> error = outcome(operation);
-  return error ? error->code() : 0;
-}
-
-// What a call throws, or nothing.
-template <class Call>
-[[nodiscard]] std::optional<Error> thrown_by(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  return std::nullopt;
-}
-
-// Keeps the memory of an operation that hangs from going away under the kernel.
+// Waits for the operation. Ends the test if it failed or hangs.
 #define ASSERT_ENDED_WELL(operation)                       \
   do {                                                     \
     const std::optional<Error> ended = outcome(operation); \

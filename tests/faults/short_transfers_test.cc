@@ -1,5 +1,5 @@
-// F1: a short read or write is continued where it stopped. Every request of an operation is struck
-// once with every kind of shortness, on every engine; the bytes must come out exact.
+// F1: a short read or write goes on where it stopped. Each test strikes every request of an
+// operation once with every short length, on every engine; all bytes must be right.
 #include <random>
 
 #include "rig.h"
@@ -47,7 +47,7 @@ class ShortTransfers : public ::testing::TestWithParam<EngineKind> {
     return {.engine = GetParam(), .block_bytes = block, .queue_depth = 4};
   }
 
-  // What the file must hold after `shape` was written over the old bytes.
+  // Checks the file after `shape` was written over the old bytes.
   void expect_written(const Shape& shape) const {
     const auto bytes = read_whole_file(path_);
     ASSERT_EQ(bytes.size(), file_bytes);
@@ -69,7 +69,7 @@ TEST_P(ShortTransfers, short_read_is_continued) {
   const File file = rig.open_file(path_, Access::read);
   rig.engine.log_requests = true;
   for (const Shape& shape : shapes) {
-    Buffer buffer(shape.bytes, shape.skew);
+    GuardedMemory buffer(shape.bytes, shape.skew);
     rig.engine.judge = nullptr;
     rig.engine.reset_counts();
     ASSERT_ENDED_WELL(rig.handle.read(buffer.bytes(), file, shape.offset));
@@ -86,7 +86,7 @@ TEST_P(ShortTransfers, short_read_is_continued) {
         ASSERT_ENDED_WELL(rig.handle.read(buffer.bytes(), file, shape.offset));
         ASSERT_EQ(buffer.fault(shape.offset, old_seed), "");
         ASSERT_EQ(rig.engine.struck(), 1U);
-        // A read that covers more than is wanted may be cut without loss.
+        // A read that covers more than its bytes may be short without loss.
         if (rig.engine.requests() > requests.size()) {
           ASSERT_GT(rig.handle.stats().short_transfers, before) << "not counted";
         }
@@ -100,7 +100,7 @@ TEST_P(ShortTransfers, short_write_is_continued) {
   const File file = rig.open_file(path_);
   rig.engine.log_requests = true;
   for (const Shape& shape : shapes) {
-    Buffer buffer(shape.bytes, shape.skew);
+    GuardedMemory buffer(shape.bytes, shape.skew);
     buffer.fill(shape.offset, new_seed);
     rig.engine.judge = nullptr;
     rig.engine.reset_counts();
@@ -130,7 +130,7 @@ TEST_P(ShortTransfers, many_transfers_in_one_call_are_continued_too) {
   Rig rig(options());
   const File file = rig.open_file(path_);
   rig.engine.log_requests = true;
-  Buffer buffer(file_bytes);
+  GuardedMemory buffer(file_bytes);
   std::vector<ReadTransfer> reads;
   for (std::uint64_t at = 0; at + 5000 <= file_bytes; at += 5000) {
     reads.push_back({buffer.bytes().subspan(at, 5000), file, at});
@@ -162,10 +162,10 @@ TEST_P(ShortTransfers, a_storm_of_short_transfers_moves_every_byte) {
   for (int round = 0; round < 60; ++round) {
     const std::uint64_t offset = places() % (file_bytes / 2);
     const std::size_t bytes = 1 + places() % (file_bytes / 2);
-    Buffer out(bytes, places() % 64);
+    GuardedMemory out(bytes, places() % 64);
     out.fill(offset, old_seed);
     ASSERT_ENDED_WELL(rig.handle.write(out.bytes(), file, offset));
-    Buffer in(bytes, places() % 64);
+    GuardedMemory in(bytes, places() % 64);
     ASSERT_ENDED_WELL(rig.handle.read(in.bytes(), file, offset));
     ASSERT_EQ(in.fault(offset, old_seed), "");
   }
@@ -173,7 +173,7 @@ TEST_P(ShortTransfers, a_storm_of_short_transfers_moves_every_byte) {
   EXPECT_GT(rig.engine.struck(), 100U);
 }
 
-// Small synchronous transfers are made by the caller through the system seam.
+// The caller makes small synchronous transfers itself, through the system seam.
 TEST_P(ShortTransfers, short_inline_transfers_are_continued) {
   Rig rig(options());
   const File file = rig.open_file(path_);
@@ -182,7 +182,7 @@ TEST_P(ShortTransfers, short_inline_transfers_are_continued) {
       for (const std::size_t length : {std::size_t{1}, std::size_t{511}, bytes / 2, bytes - 1}) {
         SCOPED_TRACE(std::to_string(bytes) + " bytes at " + std::to_string(offset) + " cut to " +
                      std::to_string(length));
-        Buffer buffer(bytes);
+        GuardedMemory buffer(bytes);
         rig.system.clear_rules();
         rig.system.add(
             {.call = Call::pread, .first = rig.system.calls(Call::pread), .short_bytes = length});
@@ -203,7 +203,7 @@ TEST_P(ShortTransfers, short_inline_transfers_are_continued) {
 TEST_P(ShortTransfers, a_write_that_never_moves_a_byte_is_an_error) {
   Rig rig(options());
   const File file = rig.open_file(path_);
-  Buffer buffer(4 * block);
+  GuardedMemory buffer(4 * block);
   rig.engine.judge = [](const Request&, std::uint64_t) -> Fault {
     return {Fault::Kind::shorten, 0, 0};
   };

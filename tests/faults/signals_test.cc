@@ -1,4 +1,4 @@
-// F5: signals at 10 kHz are invisible. No operation is lost, none fails, every byte is right.
+// F5: signals at 10 kHz change nothing. No operation is lost, none fails, every byte is right.
 #include <pthread.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ constexpr std::size_t file_bytes = 4 * MiB;
 
 std::atomic<std::uint64_t> signals{0};
 
-// SIGALRM every 100 us, to whichever thread takes it, without SA_RESTART: system calls are cut off.
+// Sends SIGALRM every 100 us to any thread, without SA_RESTART: it interrupts system calls.
 class SignalStorm {
  public:
   SignalStorm() {
@@ -58,7 +58,7 @@ TEST_P(Signals, a_storm_of_signals_loses_none_of_100000_operations) {
   const File file = File::open(path_, Access::read_write);
   constexpr std::size_t wave = 500;
   constexpr std::size_t operation_bytes = 4096;
-  Buffer buffer(wave * operation_bytes);
+  GuardedMemory buffer(wave * operation_bytes);
   const std::uint64_t signals_before = signals;
   {
     const SignalStorm storm;
@@ -78,14 +78,14 @@ TEST_P(Signals, a_storm_of_signals_loses_none_of_100000_operations) {
   }
   EXPECT_EQ(handle.stats().operations, 100'000U);
   EXPECT_EQ(handle.stats().failed_operations, 0U);
-  EXPECT_GT(signals - signals_before, 100U) << "there was no storm";
+  EXPECT_GT(signals - signals_before, 100U) << "too few signals came";
 }
 
 TEST_P(Signals, synchronous_transfers_in_the_thread_that_is_struck_are_exact) {
   Handle handle({.engine = GetParam(), .queue_depth = 8});
   const File file = File::open(path_, Access::read_write);
-  Buffer small(4096);
-  Buffer large(3 * MiB, 8);
+  GuardedMemory small(4096);
+  GuardedMemory large(3 * MiB, 8);
   const SignalStorm storm;
   for (std::uint64_t i = 0; i < 2000; ++i) {
     const std::uint64_t offset = i % 500 * 4096;
@@ -103,7 +103,7 @@ TEST_P(Signals, waits_with_a_limit_are_not_cut_short_by_signals) {
   Rig rig({.engine = GetParam(), .block_bytes = 4096, .queue_depth = 4});
   rig.engine.delay_max = std::chrono::milliseconds(5);
   const File file = rig.open_file(path_, Access::read);
-  Buffer buffer(64 * KiB);
+  GuardedMemory buffer(64 * KiB);
   const SignalStorm storm;
   for (int i = 0; i < 20; ++i) {
     const Operation operation = rig.handle.read(buffer.bytes(), file, 0);
@@ -113,7 +113,7 @@ TEST_P(Signals, waits_with_a_limit_are_not_cut_short_by_signals) {
   }
 }
 
-// What EINTR itself does, at every system call that can give it.
+// EINTR from every system call that can give it.
 TEST_P(Signals, eintr_from_the_system_is_retried) {
   Rig rig({.engine = GetParam(), .queue_depth = 4});
   for (const Call call : {Call::pread, Call::pwrite}) {
@@ -121,7 +121,7 @@ TEST_P(Signals, eintr_from_the_system_is_retried) {
         {.call = call, .every = 2, .times = support::SystemRule::always, .error = EINTR});
   }
   const File file = rig.open_file(path_);
-  Buffer buffer(64 * KiB, 5);
+  GuardedMemory buffer(64 * KiB, 5);
   for (int i = 0; i < 50; ++i) {
     rig.handle.read_now(buffer.bytes(), file, 7);
     ASSERT_EQ(buffer.fault(7, seed), "");
@@ -135,7 +135,7 @@ TEST_P(Signals, eintr_from_the_system_is_retried) {
 TEST_P(Signals, the_threads_of_a_handle_take_no_signals) {
   Handle handle({.engine = GetParam(), .queue_depth = 4, .workers = 2});
   const File file = File::open(path_, Access::read);
-  Buffer buffer(1 * MiB);
+  GuardedMemory buffer(1 * MiB);
   ASSERT_ENDED_WELL(handle.read(buffer.bytes(), file, 0));
   static std::atomic<bool> elsewhere;
   static pthread_t here;
@@ -147,7 +147,7 @@ TEST_P(Signals, the_threads_of_a_handle_take_no_signals) {
     if (::pthread_equal(here, ::pthread_self()) == 0) elsewhere = true;
   };
   ::sigaction(SIGUSR1, &action, &before);
-  // While this thread blocks it, the kernel would give the signal to any other that takes it.
+  // If this thread blocked it, the kernel would give the signal to another thread.
   sigset_t set;
   sigset_t old;
   ::sigemptyset(&set);

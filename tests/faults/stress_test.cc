@@ -1,5 +1,5 @@
-// F12: threads times handles. Many threads use many handles for everything at once; every byte is
-// right and (with ThreadSanitizer) nothing races.
+// F12: many threads use many handles for everything at once. Every byte is right and (with
+// ThreadSanitizer) nothing races.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -23,8 +23,8 @@ constexpr int slowdown = support::sanitized ? 8 : 1;
 
 int rounds(int count) { return (soaking() ? 20 : 1) * count / slowdown; }
 
-// What one thread does with handles that it shares with the others, in a part of the file that is
-// its own. Complaints are kept, since assertions belong to the main thread.
+// The work of one thread, with handles that all threads share, in its own part of the file. It
+// keeps complaints, since assertions belong to the main thread.
 class Guest {
  public:
   Guest(std::size_t number, std::vector<Handle*> handles, File file)
@@ -79,7 +79,7 @@ class Guest {
 
   void write_all() {
     const auto next = static_cast<std::uint32_t>(version_ + 1);
-    Buffer buffer(share_bytes, dice_() % 32);
+    GuardedMemory buffer(share_bytes, dice_() % 32);
     buffer.fill(begin_, next);
     Handle& used = handle();
     // In two halves at once.
@@ -100,7 +100,7 @@ class Guest {
   }
 
   void read_many() {
-    Buffer buffer(100 * 4000, 1);
+    GuardedMemory buffer(100 * 4000, 1);
     std::vector<ReadTransfer> reads;
     for (std::uint64_t i = 0; i < 100; ++i) {
       reads.push_back({buffer.bytes().subspan(i * 4000, 4000), file_, begin_ + i * 4000});
@@ -111,14 +111,14 @@ class Guest {
   }
 
   void read_now() {
-    Buffer buffer(1 + dice_() % 20'000, dice_() % 16);
+    GuardedMemory buffer(1 + dice_() % 20'000, dice_() % 16);
     const std::uint64_t offset = begin_ + dice_() % 500'000;
     handle().read_now(buffer.bytes(), file_, offset);
     complain(buffer.fault(offset, version_));
   }
 
   void cancel_one() {
-    Buffer buffer(share_bytes);
+    GuardedMemory buffer(share_bytes);
     const Operation operation = handle().read(buffer.bytes(), file_, begin_);
     operation.cancel();
     const auto error = outcome(operation);
@@ -188,7 +188,7 @@ TEST(Stress, threads_that_open_and_close_handles_and_memory_of_their_own_do_not_
           if (outcome(operations[i])) ++bad;
           if (!pattern_fault(memory[i].bytes(), i * 5000, seed).empty()) ++bad;
         }
-        // Freed in flight: the operation keeps the memory.
+        // Frees it in flight: the operation keeps the memory.
         PinnedBuffer early(500'000);
         const Operation last = handle.read(early.bytes(), file, 0);
         early.free();
@@ -200,7 +200,7 @@ TEST(Stress, threads_that_open_and_close_handles_and_memory_of_their_own_do_not_
   EXPECT_EQ(bad, 0);
 }
 
-// One file written by all threads through faulty engines: nothing is lost between them.
+// All threads write one file through faulty engines: no byte is lost.
 TEST(Stress, threads_on_faulty_engines_lose_nothing) {
   const support::TempDir dir;
   write_whole_file(dir.file("data"), pattern(file_bytes, 0, seed));

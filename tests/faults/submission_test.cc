@@ -1,5 +1,5 @@
-// F4: a submission that the kernel refuses is offered again, with a bound, and no request is sent
-// twice. Completions may come late and in any order.
+// F4: the handle repeats a submission that the kernel refuses, a bounded number of times, and sends
+// no request twice. Completions may come late and in any order.
 #include <map>
 
 #include "rig.h"
@@ -46,7 +46,7 @@ TEST_P(Submission, refused_requests_are_offered_again_and_sent_exactly_once) {
     rig.engine.refuse_errors = {EAGAIN, EBUSY, ENOMEM};
     rig.engine.log_requests = true;
     const File file = rig.open_file(path_);
-    Buffer buffer(file_bytes);
+    GuardedMemory buffer(file_bytes);
     buffer.fill(0, seed);
     ASSERT_ENDED_WELL(rig.handle.write(buffer.bytes(), file, 0));
     EXPECT_EQ(pattern_fault(read_whole_file(path_), 0, seed), "");
@@ -71,7 +71,7 @@ TEST_P(Submission, many_operations_survive_refusals_delays_and_disorder) {
   rig.engine.delay_max = std::chrono::microseconds(300);
   rig.engine.reorder = true;
   const File file = rig.open_file(path_, Access::read);
-  std::vector<Buffer> buffers;
+  std::vector<GuardedMemory> buffers;
   for (std::size_t i = 0; i < 200; ++i) buffers.emplace_back(20'000 + i * 13, i % 40);
   std::vector<Operation> operations;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -88,7 +88,7 @@ TEST_P(Submission, a_kernel_that_always_refuses_is_an_error_in_the_end) {
   write_whole_file(path_, pattern(1 * MiB, 0, seed));
   Rig rig({.engine = GetParam(), .block_bytes = 256 * KiB, .queue_depth = 8});
   const File file = rig.open_file(path_, Access::read);
-  Buffer buffer(1 * MiB);
+  GuardedMemory buffer(1 * MiB);
   for (const int code : {EAGAIN, EBUSY, ENOMEM}) {
     rig.engine.refuse_probability = 1;
     rig.engine.refuse_errors = {code};
@@ -111,7 +111,7 @@ TEST_P(Submission, a_request_that_can_never_be_taken_fails_its_own_operation_onl
   const File file = rig.open_file(path_, Access::read);
   int failed = 0;
   for (int round = 0; round < 100; ++round) {
-    std::vector<Buffer> buffers;
+    std::vector<GuardedMemory> buffers;
     for (int i = 0; i < 8; ++i) buffers.emplace_back(512 * KiB);
     std::vector<Operation> operations;
     for (std::size_t i = 0; i < 8; ++i) {
@@ -128,14 +128,14 @@ TEST_P(Submission, a_request_that_can_never_be_taken_fails_its_own_operation_onl
     }
   }
   EXPECT_GT(failed, 0);
-  EXPECT_LT(failed, 800) << "refusals spread to operations that they do not concern";
+  EXPECT_LT(failed, 800) << "a refusal failed operations of other requests";
 }
 
 TEST_P(Submission, eagain_and_eintr_completions_are_retried_with_a_bound) {
   write_whole_file(path_, pattern(1 * MiB, 0, seed));
   Rig rig({.engine = GetParam(), .block_bytes = 64 * KiB, .queue_depth = 8});
   const File file = rig.open_file(path_);
-  Buffer buffer(1 * MiB);
+  GuardedMemory buffer(1 * MiB);
   for (const int code : {EAGAIN, EINTR}) {
     rig.engine.judge = [code](const Request&, std::uint64_t index) -> Fault {
       return index % 3 != 2 ? Fault{Fault::Kind::fail, 0, code} : Fault{};

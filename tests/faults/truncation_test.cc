@@ -1,5 +1,5 @@
-// F7: a file that ends early, or is cut while it is read, is an error with the place, never data
-// and never a hang.
+// F7: a file that ends early, or is cut during a read, gives an error with the place, never wrong
+// data and never a hang.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Truncation, all_engines, engine_name);
 
 void expect_ended_at(const std::optional<Error>& error, const std::string& path,
                      std::uint64_t begin, std::uint64_t file_end) {
-  ASSERT_TRUE(error.has_value()) << "bytes beyond the end were taken for data";
+  ASSERT_TRUE(error.has_value()) << "the handle took bytes beyond the end for data";
   EXPECT_EQ(error->code(), ENODATA) << error->what();
   EXPECT_EQ(error->operation(), "read");
   EXPECT_EQ(error->path(), path);
@@ -53,12 +53,12 @@ TEST_P(Truncation, a_read_past_the_end_is_an_error_wherever_the_file_ends) {
           SCOPED_TRACE("file of " + std::to_string(end) + ", read from " + std::to_string(begin) +
                        " to " + std::to_string(beyond) + " past its end, skew " +
                        std::to_string(skew));
-          Buffer buffer(end - begin + beyond, skew);
+          GuardedMemory buffer(end - begin + beyond, skew);
           expect_ended_at(outcome(handle.read(buffer.bytes(), file, begin)), path_, begin, end);
           expect_ended_at(thrown_by([&] { handle.read_now(buffer.bytes(), file, begin); }), path_,
                           begin, end);
         }
-        Buffer whole(end - begin, skew);
+        GuardedMemory whole(end - begin, skew);
         ASSERT_ENDED_WELL(handle.read(whole.bytes(), file, begin));
         ASSERT_EQ(whole.fault(begin, seed), "");
         whole.clear();
@@ -73,7 +73,7 @@ TEST_P(Truncation, one_early_end_among_many_reads_fails_only_that_read) {
   write_whole_file(path_, pattern(1 * MiB, 0, seed));
   Handle handle(options());
   const File file = File::open(path_, Access::read);
-  std::vector<Buffer> buffers;
+  std::vector<GuardedMemory> buffers;
   for (int i = 0; i < 8; ++i) buffers.emplace_back(200'000, 1);
   std::vector<Operation> operations;
   for (std::size_t i = 0; i < 8; ++i) {
@@ -90,7 +90,7 @@ TEST_P(Truncation, one_early_end_among_many_reads_fails_only_that_read) {
   }
 }
 
-// 1,000 random truncations while the file is read: the right bytes, or an error with a place.
+// 1,000 random truncations during reads: the right bytes, or an error with the place.
 TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
   constexpr std::size_t file_bytes = 2 * MiB;
   const auto whole = pattern(file_bytes, 0, seed);
@@ -98,7 +98,7 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
   const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   Handle handle(options());
   const File file = File::open(path_, Access::read);
-  Buffer buffer(file_bytes);
+  GuardedMemory buffer(file_bytes);
   std::mt19937_64 dice(17);
   int complete = 0;
   int cut_short = 0;
@@ -108,7 +108,7 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
     const bool odd = dice() % 2 == 0;
     const std::uint64_t begin = odd ? 1 : 0;
     buffer.clear();
-    const bool late = round % 50 == 0;  // on a slow drive all others may come too early
+    const bool late = round % 50 == 0;  // on a slow drive all other cuts may come too early
     std::atomic<bool> go{false};
     std::atomic<bool> over{false};
     std::thread cutter([&] {
@@ -135,14 +135,14 @@ TEST_P(Truncation, a_file_cut_while_it_is_read_gives_its_bytes_or_an_error) {
     const auto rest = std::span(whole).subspan(cut);
     ASSERT_EQ(::pwrite(fd, rest.data(), rest.size(), static_cast<off_t>(cut)),
               static_cast<ssize_t>(rest.size()));
-    // On the drive, so that the next cut has something to cut off there.
+    // Syncs, so that the next cut finds bytes on the drive.
     if (round % 8 == 0) {
       ASSERT_EQ(::fdatasync(fd), 0);
     }
   }
   ::close(fd);
   EXPECT_GT(complete, 0);
-  EXPECT_GT(cut_short, 20) << "the cuts came too late to be noticed";
+  EXPECT_GT(cut_short, 20) << "the cuts came too late";
 }
 
 TEST_P(Truncation, a_write_after_a_cut_extends_the_file_again) {
@@ -150,7 +150,7 @@ TEST_P(Truncation, a_write_after_a_cut_extends_the_file_again) {
   Handle handle(options());
   const File file = File::open(path_, Access::read_write);
   ASSERT_EQ(::truncate(path_.c_str(), 1000), 0);
-  Buffer buffer(300'000, 9);
+  GuardedMemory buffer(300'000, 9);
   buffer.fill(500'001, seed);
   ASSERT_ENDED_WELL(handle.write(buffer.bytes(), file, 500'001));
   EXPECT_EQ(file.size(), 800'001U);

@@ -1,4 +1,4 @@
-// Whatever words a person types, they become settings or a complaint.
+// Any words that a person types become settings or a complaint.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   for (const std::string& word : words) check_word(word);
   const std::vector<std::string> normal = cli::normalize(words);
-  fuzz::promise(cli::normalize(normal) == normal, "what is normal stays");
+  fuzz::promise(cli::normalize(normal) == normal, "normal words stay as they are");
   check_words(normal);
   return 0;
 }

@@ -1,4 +1,4 @@
-// Whatever /proc and /sys say about a device, what is concluded from it keeps to its limits.
+// For any content of /proc and /sys, the facts about a device keep to their limits.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <cstddef>
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const bool made = fs::create_directories(disk / "queue") &&
                            fs::create_directories(disk / "slaves/one") &&
                            fs::create_directories(disk / "loop") && fs::create_directories(named);
-  fuzz::promise(made, "there is a place for files");
+  fuzz::promise(made, "a folder for the files can be made");
 
   FuzzedDataProvider provider(data, size);
   const files::SystemTree tree{.sys = folder.path() + "/sys", .mountinfo = folder.file("mounts")};
@@ -50,6 +50,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::promise(is_size(device.block_bytes, std::size_t{1} << 20), "block_bytes has limits");
   fuzz::promise(is_size(device.huge_page_block_bytes, std::size_t{2} << 20),
                 "huge_page_block_bytes has limits");
-  fuzz::promise(device.queue_depth > 0 && device.disks > 0, "there is a queue and a disk");
+  fuzz::promise(device.queue_depth > 0 && device.disks > 0, "a device has a queue and a disk");
   return 0;
 }

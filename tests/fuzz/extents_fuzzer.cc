@@ -1,4 +1,4 @@
-// Whatever is taken and given back, the allocator agrees with a model that counts every unit.
+// For any order of takes and returns, the allocator agrees with a model that counts every unit.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Whatever JSON a file has, it is read as a space, an earlier sweep or a configuration, or refused
-// with an Error.
+// Any JSON in a file is read as a space, an earlier sweep or a configuration, or refused with an
+// Error.
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -18,7 +18,8 @@ using bench::Json;
 
 namespace {
 
-// What the action returns; nothing where it throws an Error. Anything else that it throws is found.
+// Returns the result of the action, or nothing if it throws an Error. Other exceptions stop the
+// fuzzer.
 template <class Action>
 auto unless_refused(Action action) -> std::optional<decltype(action())> {
   try {
@@ -39,7 +40,7 @@ void check_space(const Json& json) {
 void check_earlier(const Json& json) {
   const auto earlier = bench::earlier_sweep(json);
   if (!earlier) return;
-  fuzz::promise(earlier->points.size() == json.at("points").size(), "all points are told of");
+  fuzz::promise(earlier->points.size() == json.at("points").size(), "all points are read");
   for (const bench::EarlierSweep::Entry& point : earlier->points) {
     (void)bench::to_csv(Json::array({point.entry}));
     (void)bench::describes(point.entry, bench::Job{});

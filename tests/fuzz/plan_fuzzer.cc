@@ -1,4 +1,4 @@
-// Any choice of memory, offset, length, alignment and limits makes a plan that keeps its promises.
+// Any memory, offset, length, alignment and limits make a plan that keeps its promises.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <cstddef>

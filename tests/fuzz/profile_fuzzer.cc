@@ -1,4 +1,4 @@
-// Whatever is in the file of a profile, it is used whole and within its limits, or told as damaged.
+// Any file of a profile is used whole and within its limits, or reported as damaged.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -24,11 +24,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   files::take_profile(device);
   if (!device.profile) {
-    fuzz::promise(device.profile_problem.empty() == (size == 0), "a problem is told");
+    fuzz::promise(device.profile_problem.empty() == (size == 0), "a problem is reported");
     return 0;
   }
   const Profile& profile = *device.profile;
-  fuzz::promise(device.profile_problem.empty(), "what is used has no problem");
+  fuzz::promise(device.profile_problem.empty(), "a profile in use has no problem");
   fuzz::promise(profile.block_bytes > 0 && profile.block_bytes <= std::size_t{1} << 30,
                 "block_bytes has limits");
   fuzz::promise(profile.queue_depth > 0 && profile.queue_depth <= 4096, "queue_depth has limits");
@@ -42,6 +42,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                     again.profile->block_bytes == profile.block_bytes &&
                     again.profile->queue_depth == profile.queue_depth &&
                     again.profile->workers == profile.workers,
-                "what is saved is read again");
+                "a saved profile is read again");
   return 0;
 }

@@ -1,4 +1,4 @@
-// What a fuzzer stops at.
+// Stops a fuzzer at a broken promise.
 #pragma once
 
 #include <cstdio>

@@ -1,5 +1,4 @@
-// A stamped block is known for what it is; one that was changed, cut or mixed is never taken for
-// it.
+// read_stamp() recognizes a stamped block, and never one that was changed, cut or mixed.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <array>
@@ -32,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::array<std::byte, bench::stamped_block_bytes> block{};
   bench::write_stamp(wanted, expected);
   bench::write_stamp(block, other);
-  fuzz::promise(bench::read_stamp(block) == other, "a whole block tells its stamp");
+  fuzz::promise(bench::read_stamp(block) == other, "a whole block gives its stamp");
 
   const std::size_t place = provider.ConsumeIntegralInRange<std::size_t>(0, block.size() - 1);
   const std::vector<std::uint8_t> bytes = provider.ConsumeRemainingBytes<std::uint8_t>();
@@ -40,9 +39,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     block[place + i] = std::byte{bytes[i]};
   }
   const auto bad = bench::check_block(block, expected);
-  fuzz::promise(bad.has_value() == (block != wanted), "a block is bad just if it differs");
+  fuzz::promise(bad.has_value() == (block != wanted), "a block is bad if and only if it differs");
   if (!bad) return 0;
-  fuzz::promise(!bad->explanation.empty(), "what is bad is explained");
+  fuzz::promise(!bad->explanation.empty(), "a bad block is explained");
   fuzz::promise(bad->length > 0 && bad->offset >= expected.offset &&
                     bad->offset - expected.offset + bad->length <= block.size(),
                 "the bad bytes are in the block");

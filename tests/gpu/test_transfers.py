@@ -5,16 +5,16 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 
-import hypothesis
 import numpy as np
 import pytest
 import tensorferry
 import torch
+from any_tensor import any_tensor, write_and_read
 from gpu_tensors import MiB, busy, bytes_of, random_bytes
-from hypothesis import strategies as st
+from in_threads import in_threads
+from only_dlpack import OnlyDlpack
 from tensorferry import Handle, PinnedBuffer
 
 
@@ -36,38 +36,17 @@ def test_what_is_written_is_read(handle, path, size, offset):
             assert file.read() == bytes_of(source)
 
 
-@hypothesis.settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(
-    dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16, torch.complex128,
-                           torch.float8_e5m2, torch.bool]),
-    shape=st.lists(st.integers(0, 40), max_size=3),
-    skip=st.integers(0, 5000),
-    offset=st.integers(0, 3 << 20),
-    engine=st.sampled_from(["io_uring", "libaio", "threads"]),
-    now=st.booleans(),
-    scale=st.sampled_from([1, 1, 1, 300]),
-)  # fmt: skip
-def test_any_tensor_at_any_offset(tmp_path, dtype, shape, skip, offset, engine, now, scale):
+@any_tensor(100)
+def test_any_tensor_at_any_offset(tmp_path, dtype, shape, skip, offset, engine, now):
     path = tmp_path / "data.bin"
     path.unlink(missing_ok=True)
-    shape = [*shape[:-1], shape[-1] * scale] if shape else shape
     count = int(np.prod(shape, dtype=int))
     size = dtype.itemsize
     source = random_bytes((skip + count) * size, 1).view(dtype)[skip:].view(shape)
     whole = random_bytes((skip + count + 1) * size, 2)
     before = bytes_of(whole)
     target = whole.view(dtype)[skip : skip + count].view(shape)
-    with Handle(engine) as handle:
-        if now:
-            handle.write_now(source, path, offset)
-            handle.read_now(target, path, offset)
-        else:
-            handle.write(source, path, offset).wait()
-            handle.read(target, path, offset).wait()
+    write_and_read(engine, now, source, target, path, offset)
     raw = bytes_of(source)
     begin = skip * size
     assert bytes_of(whole) == before[:begin] + raw + before[begin + len(raw) :]
@@ -273,30 +252,20 @@ def test_a_handle_ends_while_gpu_work_is_under_way(engine, tmp_path):
 
 
 def test_many_threads_use_one_handle(handle, tmp_path):
-    failures = []
-
     def work(number):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for round_ in range(10):
-                    tensor = random_bytes(MiB + number, round_ * 10 + number)
-                    back = torch.empty_like(tensor)
-                    path = tmp_path / f"{number}"
-                    handle.write(tensor, path).wait()
-                    handle.read(back, path).wait()
-                    assert torch.equal(back, tensor)
-                    handle.write_now(back[:5000], path)
-                    handle.read_now(tensor[:5000], path)
-                    assert torch.equal(back, tensor)
-        except BaseException as failure:
-            failures.append(failure)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for round_ in range(10):
+                tensor = random_bytes(MiB + number, round_ * 10 + number)
+                back = torch.empty_like(tensor)
+                path = tmp_path / f"{number}"
+                handle.write(tensor, path).wait()
+                handle.read(back, path).wait()
+                assert torch.equal(back, tensor)
+                handle.write_now(back[:5000], path)
+                handle.read_now(tensor[:5000], path)
+                assert torch.equal(back, tensor)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(8, work)
 
 
 def test_a_tensor_may_go_while_its_transfer_is_under_way(handle, path):
@@ -383,16 +352,6 @@ def test_transfers_go_on_while_another_thread_captures_a_graph(handle, path, tmp
 
 
 def test_dlpack_of_a_gpu_will_do(handle, path):
-    class OnlyDlpack:
-        def __init__(self, tensor):
-            self._tensor = tensor
-
-        def __dlpack__(self, **kwargs):
-            return self._tensor.__dlpack__(**kwargs)
-
-        def __dlpack_device__(self):
-            return self._tensor.__dlpack_device__()
-
     tensor = random_bytes(MiB + 5)
     handle.write_now(OnlyDlpack(tensor), path)
     back = torch.zeros_like(tensor)

@@ -52,3 +52,11 @@ def run(*command, **options):
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
     return done.stdout
+
+
+def built_job(build_dir, name):
+    """The path of a program of this folder; skips the test if it is not built."""
+    program = build_dir / "tests" / "house" / name
+    if not program.is_file():
+        pytest.skip(f"{program} is not built: run `make` first")
+    return program

@@ -4,10 +4,9 @@ help texts and the documents."""
 import inspect
 import json
 import re
-import subprocess
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 
 
 def read(name):
@@ -183,12 +182,7 @@ def test_the_page_has_the_default_space_of_a_sweep():
 
 @pytest.mark.parametrize("command", ["bench", "sweep", "point", "tune", "verify", "report"])
 def test_the_page_of_a_command_has_the_defaults_of_its_help(command, build_dir):
-    help_text = subprocess.run(
-        [build_dir / "bin/tensorferry", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    help_text = run(build_dir / "bin/tensorferry", command, "--help")
     defaults = re.findall(
         r"^  (?:-\w,)?(--[\w-]+) [A-Z]+=(.+?)(?: \.\.\.)?(?:  .*)?$", help_text, re.MULTILINE
     )

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import built_job
 
 NOBODY = 65534
 
@@ -59,10 +60,7 @@ def privileged_copy(program, path):
 
 @pytest.fixture
 def job(build_dir):
-    program = build_dir / "tests" / "house" / "privilege_job"
-    if not program.is_file():
-        pytest.skip(f"{program} is not built: run `make` first")
-    return program
+    return built_job(build_dir, "privilege_job")
 
 
 @pytest.fixture

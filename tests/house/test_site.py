@@ -12,7 +12,7 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
 COMMANDS = ("bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion")
@@ -216,17 +216,10 @@ def plain(text):
 
 def test_the_reference_has_every_flag_of_the_command(site, build_dir):
     text = re.sub(r"<[^>]+>", "", (site / "reference/command.html").read_text())
-    listed = subprocess.run(
-        [build_dir / "bin/tensorferry", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    listed = run(build_dir / "bin/tensorferry", "--help")
     assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == set(COMMANDS)
     for command in COMMANDS:
-        said = subprocess.run(
-            [build_dir / "bin/tensorferry", command, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        said = run(build_dir / "bin/tensorferry", command, "--help")
         for flag in re.findall(r"^  (?:-\w,)?(--[\w-]+)", said, re.MULTILINE):
             assert flag in text, f"{command} {flag}"
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from conftest import built_job
 
 BLOCKS = 256
 BLOCK_BYTES = 64 * 1024
@@ -17,10 +18,7 @@ CALL = re.compile(r"^\d+ +(?:<\.\.\. )?(\w+)")
 
 @pytest.fixture(scope="module")
 def job(build_dir):
-    program = build_dir / "tests" / "house" / "system_calls_job"
-    if not program.is_file():
-        pytest.skip(f"{program} is not built: run `make` first")
-    return program
+    return built_job(build_dir, "system_calls_job")
 
 
 @pytest.fixture(scope="module")

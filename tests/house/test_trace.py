@@ -6,16 +6,14 @@ import stat
 import subprocess
 
 import pytest
+from conftest import built_job
 
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def job(build_dir):
-    program = build_dir / "tests" / "house" / "system_calls_job"
-    if not program.is_file():
-        pytest.skip(f"{program} is not built: run `make` first")
-    return program
+    return built_job(build_dir, "system_calls_job")
 
 
 @pytest.fixture

@@ -2,28 +2,23 @@
 
 import pytest
 import tensorferry
+from handle_fixtures import engine, handle, path
 
-ENGINES = ["io_uring", "libaio", "threads"]
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request):
-    return request.param
-
-
-@pytest.fixture
-def handle(engine):
-    with tensorferry.Handle(engine) as handle:
-        yield handle
-
-
-@pytest.fixture
-def path(tmp_path):
-    """A path at which nothing is yet."""
-    return str(tmp_path / "data.bin")
+__all__ = ["engine", "handle", "one_thread", "path", "space"]
 
 
 @pytest.fixture
 def space(tmp_path, engine):
     with tensorferry.SwapSpace(tmp_path, buffer_bytes=4 << 20, engine=engine) as space:
         yield space
+
+
+@pytest.fixture
+def one_thread():
+    """torch computes in one thread: the same sums in the same order on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

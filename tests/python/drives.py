@@ -5,14 +5,10 @@ import fcntl
 import os
 import struct
 import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "command"))
-from loop_mount import loop_mount  # noqa: E402
+from loop_mount import loop_mount
 
 __all__ = [
     "FailingDrive",

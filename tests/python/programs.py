@@ -6,6 +6,10 @@ import stat
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+# Where a child finds what tests import, for its sys.path.
+FOLDERS = os.pathsep.join(str(Path(__file__).parents[1] / name) for name in ("python", "shared"))
 
 
 def runs(ordinary):

@@ -4,12 +4,12 @@ import errno
 import inspect
 import os
 import re
-import threading
 import time
 
 import pytest
 import tensorferry
 import torch
+from in_threads import in_threads
 from tensorferry import aio_handle, aio_read, aio_write, deepspeed_memcpy, gds_handle, pin_handle
 
 MiB = 1 << 20
@@ -253,23 +253,16 @@ def test_failures_are_raised_together_and_nothing_stays_pending(path, handle):
 
 
 def test_synchronous_calls_from_many_threads_complete_their_own_operation(tmp_path, handle):
-    faults = []
-
     def work(number):
         mine, path = tensor(2 * MiB, number), str(tmp_path / f"{number}.bin")
         back = torch.empty_like(mine)
         for _ in range(5):
-            if handle.sync_pwrite(mine, path) != 1 or handle.sync_pread(back, path) != 1:
-                faults.append(number)
-            if not torch.equal(mine, back):
-                faults.append(number)
+            assert handle.sync_pwrite(mine, path) == 1
+            assert handle.sync_pread(back, path) == 1
+            assert torch.equal(mine, back)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == [] and handle.wait() == 0
+    in_threads(6, work)
+    assert handle.wait() == 0
 
 
 # ---- page-locked tensors -------------------------------------------------------------------------

@@ -4,12 +4,12 @@ import array
 import ctypes
 import mmap
 
-import hypothesis
 import numpy as np
 import pytest
 import tensorferry
 import torch
-from hypothesis import strategies as st
+from any_tensor import any_tensor, write_and_read
+from only_dlpack import OnlyDlpack
 
 KiB = 1 << 10
 
@@ -124,32 +124,19 @@ def test_what_has_the_buffer_protocol(handle, path, tmp_path):
     handle.write_now(np.array(3.5), path)
 
 
-class Foreign:
-    """An array of another library: it has DLPack and nothing else."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
 def test_dlpack(handle, path):
     source = np.arange(1000, dtype="f4")
-    handle.write(Foreign(source), path).wait()
+    handle.write(OnlyDlpack(source), path).wait()
     target = np.zeros_like(source)
-    handle.read(Foreign(target), path).wait()
+    handle.read(OnlyDlpack(target), path).wait()
     assert (source == target).all()
     with pytest.raises(ValueError, match="not contiguous"):
-        handle.write(Foreign(source[::2]), path)
+        handle.write(OnlyDlpack(source[::2]), path)
     source.flags.writeable = False
-    handle.write(Foreign(target), path).wait()
+    handle.write(OnlyDlpack(target), path).wait()
 
 
-class OnAnotherDevice(Foreign):
+class OnAnotherDevice(OnlyDlpack):
     def __dlpack_device__(self):
         return (2, 0)
 
@@ -221,32 +208,9 @@ def test_a_bytearray_in_flight_cannot_be_resized(path):
         data.extend(b"more")
 
 
-@hypothesis.settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-@hypothesis.given(
-    dtype=st.sampled_from(
-        [
-            torch.uint8,
-            torch.float32,
-            torch.bfloat16,
-            torch.complex128,
-            torch.float8_e5m2,
-            torch.bool,
-        ]
-    ),
-    shape=st.lists(st.integers(0, 40), max_size=3),
-    skip=st.integers(0, 5000),
-    offset=st.integers(0, 3 << 20),
-    engine=st.sampled_from(["io_uring", "libaio", "threads"]),
-    now=st.booleans(),
-    scale=st.sampled_from([1, 1, 1, 300]),
-)
-def test_any_tensor_at_any_offset(tmp_path, dtype, shape, skip, offset, engine, now, scale):
+@any_tensor(60)
+def test_any_tensor_at_any_offset(tmp_path, dtype, shape, skip, offset, engine, now):
     path = tmp_path / "data.bin"
-    shape = [*shape[:-1], shape[-1] * scale] if shape else shape
     count = int(np.prod(shape, dtype=int))
     source = torch.empty(skip + count, dtype=dtype)
     raw = fill(source)
@@ -255,13 +219,7 @@ def test_any_tensor_at_any_offset(tmp_path, dtype, shape, skip, offset, engine, 
     around = fill(target)
     inner = target[skip : skip + count].view(shape)
     begin, size = skip * dtype.itemsize, count * dtype.itemsize
-    with tensorferry.Handle(engine) as handle:
-        if now:
-            handle.write_now(source, path, offset)
-            handle.read_now(inner, path, offset)
-        else:
-            handle.write(source, path, offset).wait()
-            handle.read(inner, path, offset).wait()
+    write_and_read(engine, now, source, inner, path, offset)
     whole = bytes_of(target)
     assert whole[begin : begin + size] == raw[begin:]
     assert whole[:begin] == around[:begin]

@@ -1,20 +1,14 @@
 """Real DeepSpeed on tensorferry: its builders, its ZeRO-Infinity, its FastFileWriter."""
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("deepspeed")
 
+from deepspeed_training import FAST_FILE_WRITER, config, train
 from programs import run_python
-
-JOB = Path(__file__).with_name("deepspeed_job.py")
 
 
 def python(code, *args, **env):
@@ -166,86 +160,6 @@ assert torch.equal(tensor, buffer)
 # ---- ZeRO-Infinity -------------------------------------------------------------------------------
 
 
-def config(tmp_path, optimizer, parameters):
-    nvme = {"device": "nvme", "nvme_path": str(tmp_path / "nvme"), "pin_memory": True}
-    cpu = {"device": "cpu", "pin_memory": True}
-    made = {
-        "train_micro_batch_size_per_gpu": 8,
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
-        "zero_optimization": {
-            "stage": 3,
-            "stage3_param_persistence_threshold": 0,
-            "sub_group_size": 300_000,
-            "offload_optimizer": nvme | {"buffer_count": 4} if optimizer == "nvme" else cpu,
-            "offload_param": nvme | {"buffer_count": 8, "buffer_size": 2_000_000}
-            if parameters == "nvme"
-            else cpu,
-        },
-        "aio": {
-            "block_size": 262144,
-            "queue_depth": 8,
-            "intra_op_parallelism": 1,
-            "single_submit": False,
-            "overlap_events": True,
-        },
-    }
-    path = tmp_path / f"{optimizer}_{parameters}.json"
-    path.write_text(json.dumps(made))
-    return path
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-STARTS = {
-    "tensorferry": "import tensorferry.deepspeed; tensorferry.deepspeed.enable();",
-    "plain": f"import sys; sys.path.append({str(JOB.parent)!r});"
-    "import plain_op; plain_op.enable();",
-    "none": "",
-}
-
-
-def train(config_path, ranks=1, op="tensorferry", **options):
-    """Losses by rank, and what moved through us."""
-    port = free_port()
-    ours = op == "tensorferry"
-    words = [f"{key}={value}" for key, value in options.items()]
-    processes = []
-    for rank in range(ranks):
-        env = os.environ | dict(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(ranks),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            DS_ACCELERATOR="cpu",
-            OMP_NUM_THREADS="1",
-            REPORT_HANDLES="1" if ours else "",
-        )
-        run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    results = []
-    for process in processes:
-        out, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, out[-5000:]
-        losses = re.findall(r"^loss (\d+) (\S+)$", out, re.M)
-        moved = json.loads(re.search(r"^moved (.*)$", out, re.M)[1]) if ours else None
-        results.append((losses, moved))
-    return results
-
-
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
     """The same training with everything in CPU memory."""
@@ -297,30 +211,12 @@ def test_a_checkpoint_is_saved_and_resumed(tmp_path, reference):
 @pytest.mark.parametrize("double", [False, True])
 def test_fast_file_writer(tmp_path, double):
     python(
-        """
-import sys
-import tensorferry.deepspeed; tensorferry.deepspeed.enable()
-import torch
-from deepspeed.io import fast_file_writer
-from deepspeed.ops.op_builder import AsyncIOBuilder
-
-class Utils:   # the op that the CPU accelerator lacks
-    @staticmethod
-    def cast_to_byte_tensor(tensors):
-        one = lambda t: t if t.nbytes <= 1 else t.contiguous().view(-1).view(torch.uint8)
-        return [one(t) for t in tensors] if isinstance(tensors, list) else one(tensors)
-class UtilsBuilder:
-    def load(self, verbose=False):
-        return Utils
-fast_file_writer.UtilsBuilder = UtilsBuilder
-
+        FAST_FILE_WRITER
+        + """
 path, double = sys.argv[1], sys.argv[2] == "True"
 handle = AsyncIOBuilder().load().aio_handle(65536, 8, False, True, 2)
-pinned = handle.new_cpu_locked_tensor(1 << 20, torch.empty(0, dtype=torch.uint8))
-config = fast_file_writer.FastFileWriterConfig(
-    dnvme_handle=handle, pinned_tensor=pinned, double_buffer=double)
+writer = open_writer(path, handle, 1 << 20, double)
 state = {"weight": torch.randn(700, 1001), "bias": torch.randn(13), "step": 5}
-writer = fast_file_writer.FastFileWriter(file_path=path, config=config)
 torch.save(state, f=writer, _use_new_zipfile_serialization=False)
 writer.close()
 loaded = torch.load(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import tensorferry
+from in_threads import in_threads
 from tensorferry import File, Handle, InvalidArgument, PinnedBuffer
 
 MiB = 1 << 20
@@ -329,20 +330,12 @@ def test_copy():
 
 
 def test_many_threads_share_a_handle(handle, path):
-    faults = []
-
     def work(number):
         mine = data(MiB + number, number)
         back = bytearray(len(mine))
         for _ in range(5):
             handle.write(mine, path, number * 2 * MiB).wait()
             handle.read_now(back, path, number * 2 * MiB)
-            if back != mine:
-                faults.append(number)
+            assert back == mine
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    in_threads(8, work)

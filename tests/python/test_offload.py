@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 
 import pytest
 
@@ -11,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import tensorferry.offload
 import tensorferry.optim
+from in_threads import in_threads
 from offload_models import (
     MODELS,
     WIDTH,
@@ -24,15 +24,7 @@ from offload_models import (
 )
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The same sums in the same order, whoever else uses the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHARES = pytest.mark.parametrize("share", ["third", "less", "all"])
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
@@ -372,21 +364,14 @@ def test_several_threads_infer_at_once(tmp_path):
     model, other = make("mlp"), make("mlp")
     inputs = [torch.randn(3, WIDTH) for _ in range(4)]
     expected = [other(x).detach() for x in inputs]
-    faults = []
 
     def work(number):
         with torch.no_grad():
             for _ in range(20):
-                if not torch.equal(model(inputs[number]), expected[number]):
-                    faults.append(number)
+                assert torch.equal(model(inputs[number]), expected[number])
 
     with offloaded(model, tmp_path) as weights:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert faults == []
+        in_threads(4, work)
         assert nothing_is_in_use(weights)
 
 

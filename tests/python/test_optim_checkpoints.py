@@ -6,7 +6,7 @@ import pytest
 import tensorferry.optim
 import torch
 from drives import loop_mount
-from programs import check_python
+from programs import FOLDERS, check_python
 from training import (
     TINY,
     MiB,
@@ -17,8 +17,6 @@ from training import (
     give_gradients,
     parameters,
 )
-
-HERE = os.path.dirname(__file__)
 
 
 def steps(params, optimizer, first, last):
@@ -257,8 +255,8 @@ def test_a_load_that_fails_half_way_is_said_and_can_be_repeated(tmp_path):
 
 
 RESUMED = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
+import os, sys, torch
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 import tensorferry.optim
 from training import TINY, loss_of, small_model
 drive, file, begin, end, load = sys.argv[2:]
@@ -285,9 +283,9 @@ for dtype in (torch.float32, torch.bfloat16):
 
 def test_a_run_goes_on_in_another_process(tmp_path):
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"
-    straight = check_python(RESUMED, HERE, tmp_path, one, 0, 9, "new")
-    parts = check_python(RESUMED, HERE, tmp_path, two, 0, 4, "new")
-    parts += check_python(RESUMED, HERE, tmp_path, two, 4, 9, "load")
+    straight = check_python(RESUMED, FOLDERS, tmp_path, one, 0, 9, "new")
+    parts = check_python(RESUMED, FOLDERS, tmp_path, two, 0, 4, "new")
+    parts += check_python(RESUMED, FOLDERS, tmp_path, two, 4, 9, "load")
     assert sorted(parts.splitlines()) == sorted(straight.splitlines())
     assert len(straight.splitlines()) == 18
     for dtype in (torch.float32, torch.bfloat16):

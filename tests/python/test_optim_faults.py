@@ -11,9 +11,8 @@ import pytest
 import tensorferry.optim
 import torch
 from drives import failing_drive, loop_mount
+from programs import FOLDERS
 from training import MiB, assert_same, copies, give_gradients
-
-HERE = os.path.dirname(__file__)
 
 
 def large(count=8, size=MiB, dtype=torch.float32):
@@ -236,7 +235,7 @@ def test_a_second_ctrl_c_does_not_make_a_half_step_good(tmp_path, monkeypatch):
 
 TRAINING = """
 import os, sys, torch
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 import tensorferry.optim
 from test_optim_faults import large, restore, saved
 from training import give_gradients
@@ -261,7 +260,7 @@ torch.save([param.detach() for param in params], file + ".result")
 
 def test_a_run_that_was_killed_in_a_step_goes_on_to_the_same_bits(tmp_path):
     checkpoint = tmp_path / "checkpoint"
-    command = [sys.executable, "-c", TRAINING, HERE, str(tmp_path), str(checkpoint), "5"]
+    command = [sys.executable, "-c", TRAINING, FOLDERS, str(tmp_path), str(checkpoint), "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line == "step 3\n":

@@ -1,43 +1,27 @@
 """Several ranks: each has its states in a directory of its own, and the numbers are torch's."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+from ranks import rank_environments
 
 JOB = os.path.join(os.path.dirname(__file__), "optim_job.py")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run_ranks(*arguments, ranks=2):
     """What each rank printed: (lines of steps, other lines)."""
-    port = str(free_port())
-    processes = []
-    for rank in range(ranks):
-        env = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, JOB, *map(str, arguments)],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, JOB, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+        for environment in rank_environments(ranks, GLOO_SOCKET_IFNAME="lo")
+    ]
     outcomes = []
     try:
         for process in processes:

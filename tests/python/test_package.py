@@ -56,26 +56,19 @@ def wheel(tmp_path_factory):
     return built
 
 
+def install(python, wheel):
+    """Installs a wheel into the environment of this Python, without a network."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, wheel], check=True, timeout=300)
+
+
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory):
     """The Python of an empty environment with the wheel and nothing else."""
     place = tmp_path_factory.mktemp("empty")
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
-    subprocess.run(
-        [
-            python,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--quiet",
-            "--no-index",
-            wheel,
-        ],
-        check=True,
-        timeout=300,
-    )
+    install(python, wheel)
     return python
 
 
@@ -196,19 +189,7 @@ def test_one_wheel_serves_python_3_12_and_later(tmp_path):
     for python in usable:
         subprocess.run([python, "-m", "venv", tmp_path / "venv", "--clear"], check=True)
         inside = tmp_path / "venv/bin/python"
-        subprocess.run(
-            [
-                inside,
-                "-m",
-                "pip",
-                "--disable-pip-version-check",
-                "install",
-                "--quiet",
-                "--no-index",
-                built,
-            ],
-            check=True,
-        )
+        install(inside, built)
         subprocess.run(
             [inside, "-c", "import tensorferry as t; t.aio_write(b'x' * 9999, 'x')"],
             check=True,

@@ -13,6 +13,7 @@ import time
 
 import pytest
 from drives import failing_drive, loop_mount, memory_mount, overbooked_drive
+from in_threads import in_threads
 from programs import check_python, runs
 from swapping import SLOW, MiB, got
 from tensorferry import SwapSpace
@@ -130,20 +131,7 @@ def test_many_threads_share_a_space(space):
             shared = got(space, "shared", 0, 40_000)
             assert len(set(shared)) == 1
 
-    errors = []
-
-    def guarded(number):
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=[number]) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(6, work)
 
 
 # --- the drive ---

@@ -12,6 +12,8 @@ import tensorferry.optim
 
 WORDS = 500
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def llama(**options):
     config = transformers.LlamaConfig(
@@ -52,15 +54,6 @@ MODELS = {
     "gpt2, plain attention": lambda: gpt2(attn_implementation="eager"),
 }
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The same sums in the same order, whoever else uses the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(name):

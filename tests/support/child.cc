@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
   } catch (const std::exception& problem) {
     text = std::string("threw: ") + problem.what();
   } catch (...) {
-    text = "threw something that is no std::exception";
+    text = "threw something other than a std::exception";
   }
   std::size_t at = 0;
   while (at < text.size()) {
@@ -44,8 +44,8 @@ using Clock = std::chrono::steady_clock;
   ::_exit(text.empty() ? 0 : 1);
 }
 
-// Reads the pipe until its end or the deadline. A grandchild may hold the pipe open, so the child's
-// own end counts too: see the caller.
+// Reads the pipe until its end or the deadline. A grandchild may hold the pipe open, so the caller
+// looks for the end of the child too.
 void collect(int pipe, std::string& text, std::chrono::milliseconds wait) {
   struct pollfd ready{pipe, POLLIN, 0};
   if (::poll(&ready, 1, static_cast<int>(wait.count())) <= 0) return;
@@ -110,7 +110,7 @@ std::string hide_proc() {
 
 std::ostream& operator<<(std::ostream& out, const ChildResult& result) {
   if (result.hung) return out << "the child hung and was killed; it said: " << result.text;
-  if (result.signal != 0) out << "the child was ended by signal " << result.signal;
+  if (result.signal != 0) out << "signal " << result.signal << " ended the child";
   if (result.signal == 0) out << "the child exited with " << result.exit_code;
   return out << "; it said: " << result.text;
 }

@@ -1,10 +1,9 @@
-// The basis of the contract suite of the engines (src/engines/contract_test.cc): a file of known
-// bytes, requests on it, and an engine.
+// The base of the contract suite of the engines (src/engines/contract_test.cc): a file of known
+// bytes, requests on it, and an engine to try.
 #pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,34 +17,16 @@
 
 #include "base/alignment.h"
 #include "engines/engine.h"
+#include "support/hang_limit.h"
+#include "support/memory.h"
 
 namespace tensorferry::engines {
 
-inline constexpr std::chrono::seconds hang_limit{
-    60};  // nothing here takes a second; a slow machine may
+using support::hang_limit;
+using support::Memory;
+using support::UntouchedMemory;
 
-// Page-aligned memory that costs nothing until touched.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : bytes_(bytes) {
-    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(mapped);
-  }
-  ~Memory() { ::munmap(data_, bytes_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  [[nodiscard]] std::byte* at(std::size_t offset) const { return data_ + offset; }
-  [[nodiscard]] std::span<std::byte> span() const { return {data_, bytes_}; }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_;
-};
-
-// What the test file holds: every 8 bytes are a function of their offset and a seed.
+// The content of the test file: every 8 bytes are a function of their offset and a seed.
 inline std::uint64_t word_at(std::uint64_t offset, std::uint64_t seed) {
   return (offset / 8 + (seed << 40)) * 0x9e3779b97f4a7c15U;
 }
@@ -115,7 +96,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return made;
   }
 
-  // As many reads as the depth, of neighbouring blocks, tagged from `first_tag` on.
+  // Makes `depth` reads of neighbouring blocks, tagged from `first_tag` on.
   [[nodiscard]] std::vector<Request> reads(const Memory& memory, std::size_t bytes,
                                            std::uint64_t first_tag = 0,
                                            std::uint64_t offset = 0) const {
@@ -127,7 +108,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return made;
   }
 
-  // Reaps until `count` completions have come; fails rather than hang.
+  // Reaps until `count` completions have come. Fails instead of hanging.
   static std::vector<Completion> reap_all(Engine& engine, std::size_t count) {
     std::vector<Completion> all;
     std::vector<Completion> some(depth);
@@ -147,7 +128,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     return all;
   }
 
-  // One request from start to end: its result, or -error where submit() refused it.
+  // Runs one request from start to end. Returns its result, or -error if submit() refused it.
   static int run(Engine& engine, const Request& request) {
     const Submitted submitted = engine.submit(std::span(&request, 1));
     if (submitted.taken == 0) {

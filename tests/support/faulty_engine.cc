@@ -20,8 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// Writes the shortened part through a descriptor of its own without O_DIRECT: a short length is
-// rarely one that O_DIRECT takes. The rest truly is not written.
+// Writes the shortened part through another descriptor without O_DIRECT, which rarely takes a short
+// length. The rest is not written.
 std::int32_t write_part(const Request& request, std::uint32_t bytes) {
   const std::string same_file = "/proc/self/fd/" + std::to_string(request.fd);
   const int fd = ::open(same_file.c_str(), O_WRONLY | O_CLOEXEC);
@@ -45,7 +45,7 @@ std::int32_t make_up(const Request& request, const Fault& fault) {
   return -fault.error;
 }
 
-// Tags are used again: the same tag alone does not make the same request.
+// Requests reuse tags: the same tag alone does not mean the same request.
 bool same(const Request& one, const Request& other) {
   return one.kind == other.kind && one.fd == other.fd && one.memory == other.memory &&
          one.offset == other.offset && one.bytes == other.bytes;
@@ -106,7 +106,8 @@ class FaultyEngine final : public engines::Engine {
   std::atomic<bool> woken_{false};
 };
 
-// Requests up to a refusal or a made-up completion go to the real engine in one call, and so on.
+// Passes the requests up to a refusal or a made-up completion to the real engine in one call, and
+// so on.
 Submitted FaultyEngine::submit(std::span<const Request> requests) {
   std::size_t taken = 0;
   while (taken < requests.size()) {
@@ -146,7 +147,7 @@ Submitted FaultyEngine::submit(std::span<const Request> requests) {
   return {taken, 0};
 }
 
-// The real engine has it: the verdict now waits for its completion.
+// The real engine has the request: the verdict waits for its completion.
 void FaultyEngine::take_up(const Request& request) {
   const auto known = judged_.find(request.tag);
   if (known->second.fault.kind != Fault::Kind::none) struck_[request.tag] = known->second;
@@ -160,8 +161,8 @@ void FaultyEngine::note_in_flight() {
   }
 }
 
-// A completion of the real engine. A struck read has moved all its bytes by now: what is "not
-// read" is overwritten, or stale data would hide a library that takes it for read.
+// Changes a completion of the real engine. A struck read has moved all its bytes by now: this
+// overwrites the part that was "not read", so that the test sees if the library takes it for read.
 void FaultyEngine::hold_real(Completion completion) {
   --in_flight_;
   const auto found = struck_.find(completion.tag);

@@ -1,5 +1,5 @@
-// An engine with faults, wrapped round a real one: completions come up short, fail, late or out of
-// order; submissions are refused. All by rule or by seeded dice, and everything is counted.
+// Wraps a real engine and adds faults by rule or by seeded dice: completions are short, fail, or
+// come late or out of order; submissions are refused. Counts everything.
 #pragma once
 
 #include <atomic>
@@ -16,43 +16,43 @@
 
 namespace tensorferry::support {
 
-// What is to become of one request.
+// What happens to one request.
 struct Fault {
   enum class Kind : std::uint8_t {
     none,
     shorten,  // to `bytes`
-    fail,     // with `error`; nothing is transferred
-    pretend,  // succeeds, and nothing is transferred
+    fail,     // with `error`; transfers nothing
+    pretend,  // succeeds, but transfers nothing
   };
   Kind kind = Kind::none;
   std::uint32_t bytes = 0;
   int error = 0;
 };
 
-// A request that an engine took, as the log keeps it.
+// A request that an engine took, in the log.
 struct TakenRequest {
   engines::RequestKind kind;
   std::uint64_t offset;
   std::uint32_t bytes;
 };
 
-// The faults of all engines of a test, and what they counted. Settings are made before the engines
-// are used; everything else is thread-safe. Must outlive the engines.
+// The faults of all engines of a test, and the counts. Make the settings before an engine is used;
+// everything else is thread-safe. Must outlive the engines.
 class EngineFaults {
  public:
-  // Called for every request that is taken; `index` counts them over all engines from 0.
+  // Called for every request that an engine takes; `index` counts them over all engines from 0.
   using Judge = std::function<Fault(const engines::Request& request, std::uint64_t index)>;
 
   explicit EngineFaults(std::uint64_t seed = 1) : dice_(seed) {}
 
   Judge judge;                           // none: no fault
-  double refuse_probability = 0;         // of each request offered; those behind it wait too
-  std::vector<int> refuse_errors;        // one of these, by dice
-  std::chrono::nanoseconds delay_max{};  // each completion is held back up to this long
+  double refuse_probability = 0;         // for each request; the requests behind it wait too
+  std::vector<int> refuse_errors;        // the dice choose one
+  std::chrono::nanoseconds delay_max{};  // holds back each completion up to this long
   bool reorder = false;                  // completions come in random order
   bool log_requests = false;
 
-  // A real engine, wrapped. As Seams::open_engine wants it.
+  // Opens a real engine and wraps it, as Seams::open_engine wants it.
   [[nodiscard]] Result<std::unique_ptr<engines::Engine>> open(EngineKind kind, unsigned depth,
                                                               os::System& system);
 
@@ -82,7 +82,7 @@ class EngineFaults {
   std::atomic<unsigned> in_flight_max_{0};
 };
 
-// The judge that strikes one request.
+// A judge that strikes one request.
 [[nodiscard]] EngineFaults::Judge strike_one(std::uint64_t index, Fault fault);
 
 }  // namespace tensorferry::support

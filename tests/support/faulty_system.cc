@@ -56,7 +56,7 @@ int FaultySystem::open(const char* path, int flags, mode_t mode) {
 
 int FaultySystem::close(int fd) {
   const Verdict verdict = judge(Call::close);
-  const int result = System::close(fd);  // a failing close closes all the same
+  const int result = System::close(fd);  // a close that fails closes too
   return verdict.error != 0 ? -verdict.error : result;
 }
 

@@ -1,5 +1,5 @@
-// The operating system with faults by rule: the Nth call fails, comes up short or takes its time.
-// Everything without a rule is the real system call. Every call is counted.
+// The operating system with faults by rule: the Nth call fails, is short or slow. Calls without a
+// rule are the real system calls. Counts every call.
 #pragma once
 
 #include <array>
@@ -36,26 +36,26 @@ enum class Call : std::uint8_t {
 };
 inline constexpr std::size_t call_count = 16;
 
-// When a call is struck and what happens to it. Calls of one kind count from 0.
+// Which calls a rule strikes, and what happens to them. Calls of one kind count from 0.
 struct SystemRule {
   static constexpr std::uint64_t always = std::numeric_limits<std::uint64_t>::max();
   static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
 
   Call call = Call::pread;
-  std::uint64_t first = 0;      // the first call struck
+  std::uint64_t first = 0;      // the first call that it strikes
   std::uint64_t every = 1;      // and each `every`-th from there
-  std::uint64_t times = 1;      // as often as this at most
-  double probability = 1;       // seeded dice on top of that
+  std::uint64_t times = 1;      // at most this often
+  double probability = 1;       // and only if seeded dice agree
   int open_flags = 0;           // open: only calls that have one of these flags
   std::size_t bytes_above = 0;  // pread, pwrite: only transfers longer than this
 
-  int error = 0;                     // fails with it; nothing is done
-  std::size_t short_bytes = whole;   // pread, pwrite: only so many bytes move; the part of a read
-                                     // that was "not read" is overwritten with garbage
+  int error = 0;                     // fails with it and does nothing
+  std::size_t short_bytes = whole;   // pread, pwrite: moves only these bytes, and overwrites the
+                                     // rest of a read with garbage
   std::chrono::nanoseconds delay{};  // before the call
 };
 
-// Thread-safe. Must outlive everything that was given it.
+// Thread-safe. Must outlive everything that uses it.
 class FaultySystem : public os::System {
  public:
   explicit FaultySystem(std::uint64_t seed = 1) : dice_(seed) {}
@@ -64,7 +64,7 @@ class FaultySystem : public os::System {
   void clear_rules();
 
   [[nodiscard]] std::uint64_t calls(Call call) const noexcept;
-  [[nodiscard]] std::uint64_t struck() const noexcept;  // calls changed by a rule
+  [[nodiscard]] std::uint64_t struck() const noexcept;  // calls that a rule changed
 
   int open(const char* path, int flags, mode_t mode) override;
   int close(int fd) override;
@@ -93,7 +93,7 @@ class FaultySystem : public os::System {
     std::size_t short_bytes = SystemRule::whole;
   };
 
-  // Counts the call, waits out a delay and says what is to become of it.
+  // Counts the call, waits out a delay and decides what happens to it.
   Verdict judge(Call call, int open_flags = 0, std::size_t bytes = 0);
 
   mutable std::mutex mutex_;

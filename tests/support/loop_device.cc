@@ -30,14 +30,14 @@ constexpr unsigned long ext4_shutdown = 0x8004587d;  // EXT4_IOC_SHUTDOWN, in no
   throw std::runtime_error(what + ": " + std::strerror(errno));
 }
 
-// A mount namespace of our own: what this process mounts ends with it.
+// Enters a new mount namespace: the mounts of this process end with it.
 bool enter_own_mounts() {
   static const bool entered = ::unshare(CLONE_NEWNS) == 0 &&
                               ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
   return entered;
 }
 
-// Runs a program quietly; its exit status, or -1.
+// Runs a program without output. Returns its exit status, or -1.
 int run(const std::vector<std::string>& words) {
   std::vector<char*> arguments;
   arguments.reserve(words.size() + 1);
@@ -71,8 +71,8 @@ bool program_exists(const std::string& name) {
   return false;
 }
 
-// A free loop device, configured over `backing`; its open descriptor. Others may be faster to take
-// the free one, hence the loop.
+// Configures a free loop device over `backing` and returns its open descriptor. Another process may
+// take the free one first, hence the loop.
 int configure(int backing, unsigned sector_bytes, std::string* device) {
   const int control = ::open("/dev/loop-control", O_RDWR | O_CLOEXEC);
   if (control < 0) fail("open /dev/loop-control");
@@ -104,7 +104,7 @@ int configure(int backing, unsigned sector_bytes, std::string* device) {
 
 std::string mounts_unavailable_reason() {
   if (::geteuid() != 0) return "mounting needs root";
-  if (!enter_own_mounts()) return "no mount namespace can be made here";
+  if (!enter_own_mounts()) return "this process cannot enter a new mount namespace";
   return {};
 }
 
@@ -129,7 +129,8 @@ Mount::~Mount() { ::umount2(path_.c_str(), MNT_DETACH); }
 
 std::string LoopDevice::unavailable_reason(const std::string& type) {
   if (std::string reason = mounts_unavailable_reason(); !reason.empty()) return reason;
-  if (::access("/dev/loop-control", R_OK | W_OK) != 0) return "there is no /dev/loop-control";
+  if (::access("/dev/loop-control", R_OK | W_OK) != 0)
+    return "/dev/loop-control is missing or closed to this process";
   if (type.empty()) return {};
   if (!kernel_knows(type)) return "this kernel has no " + type;
   if (!program_exists("mkfs." + type)) return "mkfs." + type + " is not installed";
@@ -182,7 +183,7 @@ void LoopDevice::mount() {
 }
 
 void LoopDevice::unmount() {
-  // A process that just ended may hold on for a moment.
+  // A process that has just ended may hold it for a moment.
   for (int attempt = 0; ::umount(mount_point_.c_str()) != 0; ++attempt) {
     if (errno != EBUSY || attempt >= 2000) fail("umount " + mount_point_);
     ::usleep(1000);

@@ -1,5 +1,5 @@
-// A block device made of a file, and file systems to order: what the tests of real EIO, power cuts,
-// full disks and foreign file systems stand on. Needs root.
+// A block device made of a file, and mounted file systems, for tests of real EIO, power cuts, full
+// disks and other file systems. Needs root.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace tensorferry::support {
 
-// Why mounts and loop devices cannot be had here; empty where they can. For GTEST_SKIP.
+// Why mounts do not work here; empty if they do. For GTEST_SKIP.
 [[nodiscard]] std::string mounts_unavailable_reason();
 
-// A mounted file system without a device of its own ("tmpfs", "ramfs", "overlay"); unmounted at the
-// end. The mount is seen by this process and its children only, so a killed test leaves none.
+// Mounts a file system without a device ("tmpfs", "ramfs", "overlay"), and unmounts it at the end.
+// Only this process and its children see the mount, so a killed test leaves none.
 class Mount {
  public:
-  // Throws std::runtime_error. `options` as in mount -o; overlay makes its own.
+  // Throws std::runtime_error. `options` as in mount -o; overlay gets its directories here.
   explicit Mount(const std::string& type, const std::string& options = "");
   ~Mount();
   Mount(const Mount&) = delete;
@@ -33,9 +33,9 @@ class Mount {
 
 enum class PowerCut : std::uint32_t { journal_flushed = 1, journal_lost = 2 };
 
-// A loop device over a sparse file. It frees itself when its last user is gone, also when the test
-// is killed. While a file system is mounted nothing else keeps the device, and each mount makes a
-// new one over the same file: like a drive after a power cycle, it remembers nothing but its bytes.
+// A loop device over a sparse file. The kernel frees it after its last user, even if the test is
+// killed. While a file system is mounted, only the mount keeps the device, and each mount makes a
+// new device over the same file: like a drive after a power cycle, it remembers only its bytes.
 class LoopDevice {
  public:
   // Throws std::runtime_error.
@@ -44,7 +44,7 @@ class LoopDevice {
   LoopDevice(const LoopDevice&) = delete;
   LoopDevice& operator=(const LoopDevice&) = delete;
 
-  // Why loop devices, or a file system on one ("ext4", "xfs", "btrfs"), cannot be had here.
+  // Why loop devices, or a file system on one ("ext4", "xfs", "btrfs"), do not work here.
   [[nodiscard]] static std::string unavailable_reason(const std::string& type = "");
 
   // Changes with each mount.
@@ -59,10 +59,10 @@ class LoopDevice {
     return mount_point_ + "/" + name;
   }
 
-  // ext4 and xfs: from now on nothing reaches the device any more, as if power were lost.
+  // ext4 and xfs: from now on nothing reaches the device, as after a loss of power.
   void cut_power(PowerCut how);
 
-  // Reads and writes beyond `bytes` of the device give EIO from now on.
+  // From now on, reads and writes beyond `bytes` of the device give EIO.
   void lose_everything_from(std::uint64_t bytes);
 
  private:

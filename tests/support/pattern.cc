@@ -14,7 +14,7 @@ namespace tensorferry::support {
 
 namespace {
 
-// An odd number has an inverse modulo 2^64: the word can be decoded.
+// It is odd, so it has an inverse modulo 2^64: a word can be decoded.
 constexpr std::uint64_t spread = 0x9e3779b97f4a7c15U;
 
 constexpr std::uint64_t inverse_of(std::uint64_t odd) {

@@ -1,10 +1,10 @@
-// What cannot work in a build with a sanitizer. This is the whole list: a test that needs one of
-// these skips, with the reason that stands here, and all others run.
+// The complete list of what cannot work in a build with a sanitizer. A test that needs one of these
+// skips with the reason given here. All other tests run.
 #pragma once
 
 namespace tensorferry::support {
 
-// g++ tells by a macro, clang by a feature.
+// g++ defines a macro, clang a feature.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr bool address_sanitized = true;
 #elif defined(__has_feature)
@@ -23,19 +23,19 @@ inline constexpr bool thread_sanitized = false;
 
 inline constexpr bool sanitized = address_sanitized || thread_sanitized;
 
-// Each is nullptr where a test may rely on what its name denies.
+// Each returns nullptr if a test may rely on the thing that its name denies.
 
-// The process is as large as what the test has taken.
+// The size of the process is the memory that the test has taken.
 constexpr const char* no_memory_figures() {
-  return sanitized ? "a sanitizer takes memory of its own" : nullptr;
+  return sanitized ? "a sanitizer takes memory too" : nullptr;
 }
 
 // mlock() locks, or fails over the limit.
 constexpr const char* no_mlock() {
-  return sanitized ? "a sanitizer makes nothing of mlock()" : nullptr;
+  return sanitized ? "mlock() does nothing under a sanitizer" : nullptr;
 }
 
-// A process whose threads are busy may fork, and its child go on with all of C++.
+// A process with busy threads may fork, and the child may use all of C++.
 constexpr const char* no_fork_among_busy_threads() {
 #if defined(__SANITIZE_ADDRESS__) && !defined(__clang__)
   if (address_sanitized) {
@@ -47,7 +47,7 @@ constexpr const char* no_fork_among_busy_threads() {
   return nullptr;
 }
 
-// In a child nothing lies where memory was that the child does not inherit.
+// A child has nothing at the addresses of memory that it does not inherit.
 constexpr const char* no_holes_in_children() {
   return thread_sanitized ? "ThreadSanitizer starts a thread in a child before anything else runs "
                             "there, and its stack may lie where the memory was"

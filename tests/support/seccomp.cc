@@ -30,7 +30,7 @@ std::string refuse_system_calls(std::span<const int> calls, int error) {
   std::vector<sock_filter> program;
   program.push_back(statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
   for (const int call : calls) {
-    // Equal: fall through to the refusal. Not equal: skip it.
+    // If equal, falls through to the refusal; else skips it.
     program.push_back(
         {static_cast<__u16>(BPF_JMP | BPF_JEQ | BPF_K), 0, 1, static_cast<__u32>(call)});
     program.push_back(statement(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<__u32>(error)));

@@ -1,4 +1,4 @@
-// Lets the kernel refuse system calls, as containers do.
+// Makes the kernel refuse system calls, as containers do.
 #pragma once
 
 #include <span>
@@ -6,13 +6,13 @@
 
 namespace tensorferry::support {
 
-// From now on, in every thread of this process and for ever, each of the system calls (SYS_...)
-// fails with `error`. For use in run_in_child(). Empty, or why it could not be done.
+// Makes each of the system calls (SYS_...) fail with `error`, in every thread of this process and
+// for ever. For use in run_in_child(). Returns "", or why that failed.
 [[nodiscard]] std::string refuse_system_calls(std::span<const int> calls, int error);
 [[nodiscard]] std::string refuse_system_call(int call, int error);
 
-// From now on this process is an ordinary user as far as locked memory is concerned: the memlock
-// limit is `bytes` and the capability to pass it by is gone. Empty, or why it could not be done.
+// Limits locked memory as for an ordinary user: sets the memlock limit to `bytes` and drops the
+// capability that bypasses it. Returns "", or why that failed.
 [[nodiscard]] std::string limit_locked_memory(std::size_t bytes);
 
 }  // namespace tensorferry::support

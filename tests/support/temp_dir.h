@@ -1,12 +1,12 @@
-// A folder of one test, removed with everything in it when the test ends.
+// A folder for one test. Its end removes it with everything in it.
 #pragma once
 
 #include <string>
 
 namespace tensorferry::support {
 
-// Lies in the working directory, so on a real disk where ctest runs on one (a tmpfs would prove
-// little). Not for threads.
+// It lies in the working directory, which ctest has on a real disk (a tmpfs would prove little).
+// Not thread-safe.
 class TempDir {
  public:
   TempDir();

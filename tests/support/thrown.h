@@ -1,19 +1,27 @@
-// What a call throws, as a value.
+// The error that a call throws, as a value.
 #pragma once
+
+#include <optional>
 
 #include "tensorferry/error.h"
 
 namespace tensorferry::support {
 
-// An Error of code 0 where it throws nothing.
+// None if it throws nothing.
 template <class Call>
-[[nodiscard]] Error error_of(Call call) {
+[[nodiscard]] std::optional<Error> thrown_by(Call call) {
   try {
     call();
   } catch (const Error& error) {
     return error;
   }
-  return Error({});
+  return std::nullopt;
+}
+
+// An Error of code 0 if it throws nothing.
+template <class Call>
+[[nodiscard]] Error error_of(Call call) {
+  return thrown_by(call).value_or(Error({}));
 }
 
 }  // namespace tensorferry::support

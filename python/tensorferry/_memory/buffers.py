@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._core import SwapSpace
+
+NvmePath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one directory or several
 
 
 @contextlib.contextmanager
@@ -21,7 +23,7 @@ def letting_go() -> Iterator[None]:
         raise
 
 
-def open_space(nvme_path: Any, buffer_bytes: int, **handle_options: Any) -> SwapSpace:
+def open_space(nvme_path: NvmePath, buffer_bytes: int, **handle_options: Any) -> SwapSpace:
     """Opens a swap space in a directory of this run and rank."""
     environment = os.environ
     run = environment.get("TORCHELASTIC_RUN_ID", "")

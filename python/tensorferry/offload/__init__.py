@@ -13,12 +13,12 @@ Training needs an optimizer of tensorferry.optim, which steps weights on the dri
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .._memory.buffers import NvmePath
 from .offloaded import OffloadedParameters, offload_model
 
 __all__ = ["OffloadedParameters", "parameters"]
@@ -26,7 +26,7 @@ __all__ = ["OffloadedParameters", "parameters"]
 
 def parameters(
     model: torch.nn.Module,
-    nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    nvme_path: NvmePath,
     max_cpu_bytes: int = 1 << 30,
     *,
     max_gpu_bytes: int | None = None,

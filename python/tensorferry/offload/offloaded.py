@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._core import SwapSpace
-from .._memory.buffers import open_space
+from .._memory.buffers import NvmePath, open_space
 from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, check_dense, page_up
@@ -111,7 +111,7 @@ class OffloadedParameters(OnDrive):
 
 def offload_model(
     model: torch.nn.Module,
-    nvme_path: Any,
+    nvme_path: NvmePath,
     device: torch.device,
     max_bytes: int,
     keep_bytes: int,

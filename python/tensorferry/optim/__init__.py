@@ -14,12 +14,11 @@ happens in `buffer_count` page-locked buffers of `buffer_bytes`; too few of them
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._memory.buffers import NvmePath
 from .adam import Adam, AdamW
 from .optimizer import Offloaded
 
@@ -28,7 +27,7 @@ __all__ = ["Adam", "AdamW", "Offloaded", "offload"]
 
 def offload(
     optimizer: torch.optim.Optimizer,
-    nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    nvme_path: NvmePath,
     **options: Any,
 ) -> Offloaded:
     """Moves the states of a torch optimizer to NVMe and returns an optimizer to use instead of it.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._memory.buffers import NvmePath
 from .optimizer import Offloaded
 
 
@@ -27,7 +26,7 @@ class Adam(Offloaded):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
-        nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        nvme_path: NvmePath,
         master_weights: bool = True,
         **options: Any,
     ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._memory.buffers import letting_go
 from .._memory.layout import distributed_like, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
-from .plan import Group, Plan, Shard, SubGroup, record_bytes
+from .sub_groups import Group, Shard, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .store import StateStore
@@ -22,7 +22,7 @@ StateDict = dict[str, Any]
 States = dict[Tensor, dict[str, Any]]  # of whole parameters
 
 
-def pack(param_groups: list[Group], plan: Plan, store: StateStore) -> StateDict:
+def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) -> StateDict:
     """A state_dict whose states are mapped from the drive."""
     numbers: dict[Tensor, int] = {}
     groups = []
@@ -32,15 +32,15 @@ def pack(param_groups: list[Group], plan: Plan, store: StateStore) -> StateDict:
             numbers.setdefault(param, len(numbers))
         packed["params"] = [numbers[param] for param in group["params"]]
         groups.append(packed)
-    states = {number: _mapped_states(param, plan, store) for param, number in numbers.items()}
+    states = {number: _mapped_states(param, sub_groups, store) for param, number in numbers.items()}
     return {
         "state": {number: own for number, own in states.items() if own},
         "param_groups": groups,
     }
 
 
-def _mapped_states(param: Tensor, plan: Plan, store: StateStore) -> dict[str, Any]:
-    shards = plan.shards[param]
+def _mapped_states(param: Tensor, sub_groups: SubGroups, store: StateStore) -> dict[str, Any]:
+    shards = sub_groups.shards[param]
     if not shards:
         return {}
     own = {
@@ -48,12 +48,12 @@ def _mapped_states(param: Tensor, plan: Plan, store: StateStore) -> dict[str, An
         for name, value in shards[0].small.items()
     }
     parts = collections.defaultdict(list)
-    for group in plan.groups:
-        for slot in group.slots:
-            if slot.shard.param is param:
-                parts[slot.name].append((group.key, slot))
+    for group in sub_groups:
+        for field in group.fields:
+            if field.shard.param is param:
+                parts[field.name].append((group.key, field))
     for name, pieces in parts.items():
-        view = store.space.view([(key, slot.offset, slot.nbytes) for key, slot in pieces])
+        view = store.space.view([(key, field.offset, field.nbytes) for key, field in pieces])
         first = pieces[0][1]
         tensor = torch.frombuffer(view, dtype=first.dtype)
         if first.shard.whole:
@@ -64,7 +64,7 @@ def _mapped_states(param: Tensor, plan: Plan, store: StateStore) -> dict[str, An
     return own
 
 
-def unpack(state_dict: StateDict, param_groups: list[Group], plan: Plan) -> States:
+def unpack(state_dict: StateDict, param_groups: list[Group], sub_groups: SubGroups) -> States:
     """The states of a state_dict by parameter. Refuses those that cannot be of these groups."""
     saved = state_dict["param_groups"]
     if len(saved) != len(param_groups):
@@ -83,13 +83,13 @@ def unpack(state_dict: StateDict, param_groups: list[Group], plan: Plan) -> Stat
         for number, state in state_dict["state"].items()
         if number in by_number
     }
-    _check_shapes(states, plan)
+    _check_shapes(states, sub_groups)
     return states
 
 
-def _check_shapes(states: States, plan: Plan) -> None:
+def _check_shapes(states: States, sub_groups: SubGroups) -> None:
     for param, state in states.items():
-        shards = plan.shards[param]
+        shards = sub_groups.shards[param]
         for name, value in state.items():
             if not shards or shards[0].whole or _is_small(shards[0], name, value):
                 continue
@@ -102,9 +102,9 @@ def _check_shapes(states: States, plan: Plan) -> None:
 
 @torch.no_grad()
 @letting_go()
-def import_states(states: States, plan: Plan, store: StateStore) -> None:
+def import_states(states: States, sub_groups: SubGroups, store: StateStore) -> None:
     """Writes states of whole parameters to the drive, one sub-group at a time."""
-    for group in plan.groups:
+    for group in sub_groups:
         pieces = {}
         for shard in group.shards:
             if own := _piece(shard, states.get(shard.param, {})):
@@ -120,11 +120,11 @@ def _write_pieces(
     if not pieces:
         store.drop(group)
         return
-    slots = group.lay_out(pieces)
-    memory = store.take(torch.device("cpu"), record_bytes(slots))
-    for slot in slots:
-        slot.of(memory).copy_(pieces[slot.shard][slot.name])
-    store.write(group, slots, memory)
+    fields = group.lay_out(pieces)
+    memory = store.take(torch.device("cpu"), record_bytes(fields))
+    for field in fields:
+        field.of(memory).copy_(pieces[field.shard][field.name])
+    store.write(group, fields, memory)
 
 
 def _piece(shard: Shard, state: dict[str, Any]) -> dict[str, Tensor]:

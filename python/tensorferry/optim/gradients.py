@@ -17,7 +17,7 @@ from .stored_gradient import StoredGradient, entry_of
 
 if TYPE_CHECKING:
     from .._core import Operation, SwapSpace
-    from .plan import Plan, Shard
+    from .sub_groups import Shard, SubGroups
 
 
 def norm_of(gradient: Tensor, norm_type: float = 2.0) -> Tensor:
@@ -112,8 +112,8 @@ class GradientStore:
     adds to it, clips and zeroes it: p.grad decides whether a parameter has one. Memory holds
     nothing but the gradient at hand and the buffers, which take `buffers_bytes`."""
 
-    def __init__(self, plan: Plan, space: SwapSpace, buffers_bytes: int) -> None:
-        self._plan = plan
+    def __init__(self, sub_groups: SubGroups, space: SwapSpace, buffers_bytes: int) -> None:
+        self._sub_groups = sub_groups
         self._space = space
         self._buffers_bytes = buffers_bytes
         self._params: list[Tensor] = []
@@ -148,7 +148,7 @@ class GradientStore:
         self._entries = {}
 
     def _shards(self, entry: Entry) -> list[Shard]:
-        return self._plan.shards[self._params[entry.number]]
+        return self._sub_groups.shards[self._params[entry.number]]
 
     def _key(self, shard: Shard) -> str:
         return f"gradient/{self._numbers[shard.param]}/{shard.begin}"
@@ -202,7 +202,7 @@ class GradientStore:
     @letting_go()
     def take(self, param: Tensor) -> None:
         """Moves the gradient in p.grad to the drive, if it is not there."""
-        shards = self._plan.shards[param]
+        shards = self._sub_groups.shards[param]
         if not shards or self._current(param) is not None:  # no elements, or on the drive already
             return
         if param.grad.layout != torch.strided:
@@ -317,7 +317,7 @@ class GradientStore:
         if entry is None:
             return
         entry.gone = True
-        for shard in self._plan.shards[param]:
+        for shard in self._sub_groups.shards[param]:
             self._space.drop(self._key(shard))
         del self._entries[param]
 

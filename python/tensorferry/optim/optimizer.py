@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._memory.buffers import open_space
+from .._memory.buffers import NvmePath, open_space
 from .._memory.layout import page_up
 from .._tracing import span
 from . import checkpoints
 from .gradients import GradientStore
 from .masters import Edits
-from .plan import LEAST_BYTES, Group, Needs, Plan
 from .step import Pace, Step
 from .stepper import Stepper
 from .store import StateStore
+from .sub_groups import LEAST_BYTES, Group, Needs, SubGroups
 from .supported import check
 
 _log = logging.getLogger("tensorferry")
@@ -50,7 +49,7 @@ class Offloaded(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        nvme_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        nvme_path: NvmePath,
         *,
         buffer_count: int = 4,
         buffer_bytes: int = 64 << 20,
@@ -70,7 +69,7 @@ class Offloaded(torch.optim.Optimizer):
         stepper = Stepper(optimizer)
         needs = Needs(stepper.needs_whole, stepper.is_adam, master_weights, offload_gradients)
         self._stepper = stepper
-        self._plan = Plan(buffer_bytes, needs)
+        self._sub_groups = SubGroups(buffer_bytes, needs)
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
         self._store: StateStore | None = None
@@ -79,10 +78,10 @@ class Offloaded(torch.optim.Optimizer):
         self._store = self._open_store(nvme_path, buffer_count, handle_options)
         try:
             if not fast_init:
-                spare = sum(group.spare_bytes for group in self._plan.groups)
+                spare = sum(group.spare_bytes for group in self._sub_groups)
                 self._store.space.reserve(2 * spare)
             if optimizer.state:
-                checkpoints.import_states(optimizer.state, self._plan, self._store)
+                checkpoints.import_states(optimizer.state, self._sub_groups, self._store)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._store.space.close()
@@ -91,23 +90,23 @@ class Offloaded(torch.optim.Optimizer):
         stepper.retire()
         if offload_gradients:
             store = self._store
-            self._gradients = GradientStore(self._plan, store.space, store.buffers_bytes)
+            self._gradients = GradientStore(self._sub_groups, store.space, store.buffers_bytes)
             for group in self.param_groups:
                 self._gradients.watch(group["params"])
 
     def _open_store(
-        self, nvme_path: Any, buffer_count: int, handle_options: dict[str, Any]
+        self, nvme_path: NvmePath, buffer_count: int, handle_options: dict[str, Any]
     ) -> StateStore:
-        size = max(self._plan.buffer_bytes, self._plan.largest, LEAST_BYTES)
-        if size > self._plan.buffer_bytes:
+        size = max(self._sub_groups.buffer_bytes, self._sub_groups.largest, LEAST_BYTES)
+        if size > self._sub_groups.buffer_bytes:
             _log.warning(
                 "buffer_bytes is %d, and the largest piece of a parameter with its states needs "
                 "%d: each buffer takes that much",
-                self._plan.buffer_bytes,
+                self._sub_groups.buffer_bytes,
                 size,
             )
         every = buffer_count * page_up(size)
-        devices = {group.device.type for group in self._plan.groups}
+        devices = {group.device.type for group in self._sub_groups}
         # What is stepped on a GPU has its buffers there.
         on_cpu = page_up(size) if devices and "cpu" not in devices else every
         return StateStore(open_space(nvme_path, on_cpu, **handle_options), every)
@@ -129,42 +128,42 @@ class Offloaded(torch.optim.Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             try:
-                trial = self._plan.trial()
+                trial = self._sub_groups.trial()
                 trial.add(group)
                 self._check_room(trial, self._store)
             except BaseException:
                 del self.param_groups[known]
                 raise
-        self._plan.add(group)
+        self._sub_groups.add(group)
         if self._gradients is not None:
             self._gradients.watch(group["params"])
 
-    def _check_room(self, plan: Plan, store: StateStore) -> None:
+    def _check_room(self, sub_groups: SubGroups, store: StateStore) -> None:
         room = store.space.stats()["buffer_bytes"]
-        if plan.largest > room:
+        if sub_groups.largest > room:
             raise ValueError(
                 f"the buffers hold {room} bytes, and a parameter with its states needs "
-                f"{plan.largest} at once: raise buffer_bytes"
+                f"{sub_groups.largest} at once: raise buffer_bytes"
             )
 
     def _cut_for(self, settings: list[Group], store: StateStore) -> None:
-        """Cuts the parameters anew if settings of their groups ask for more states than the plan
-        has, as amsgrad does. Drops the states then."""
+        """Cuts the parameters anew if settings of their groups ask for more states than the
+        sub-groups have, as amsgrad does. Drops the states then."""
         settings = [{**group, **own} for group, own in zip(self.param_groups, settings)]
-        if self._plan.fits(settings):
+        if self._sub_groups.fits(settings):
             return
         if self._gradients is not None and len(self._gradients) > 0:
             raise RuntimeError(
                 "amsgrad has changed, and gradients on the drive are cut as before: call "
                 "zero_grad() first"
             )
-        plan = self._plan.trial()
+        sub_groups = self._sub_groups.trial()
         for group, own in zip(self.param_groups, settings):
-            plan.add(group, own)
-        self._check_room(plan, store)
-        for sub_group in self._plan.groups:
+            sub_groups.add(group, own)
+        self._check_room(sub_groups, store)
+        for sub_group in self._sub_groups:
             store.drop(sub_group)
-        self._plan.adopt(plan)
+        self._sub_groups.adopt(sub_groups)
 
     # --- the step ---
 
@@ -183,16 +182,24 @@ class Offloaded(torch.optim.Optimizer):
                 loss = closure()
         store = self._open()
         store.settle()
-        plan = self._plan
-        if not plan.has_states:
+        sub_groups = self._sub_groups
+        if not sub_groups.has_states:
             self._cut_for(self.param_groups, store)
-        plan.check_groups(self.param_groups)
+        sub_groups.check_groups(self.param_groups)
         if self._gradients is not None:
             self._gradients.collect()
         with span("optimizer step"):
-            edited = self._edits.among(p for p, own in plan.shards.items() if own and own[0].master)
+            edited = self._edits.among(
+                p for p, own in sub_groups.shards.items() if own and own[0].master
+            )
             step = Step(
-                plan, store, self._stepper, self._gradients, self._pace, edited, gradient_scale
+                sub_groups,
+                store,
+                self._stepper,
+                self._gradients,
+                self._pace,
+                edited,
+                gradient_scale,
             )
             self._edits.note_rounded(step.run(self.param_groups))
         return loss
@@ -219,7 +226,7 @@ class Offloaded(torch.optim.Optimizer):
             hook(self)
         store = self._open()
         store.settle()
-        result = checkpoints.pack(self.param_groups, self._plan, store)
+        result = checkpoints.pack(self.param_groups, self._sub_groups, store)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             changed = post_hook(self, result)
             result = result if changed is None else changed
@@ -236,7 +243,7 @@ class Offloaded(torch.optim.Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        states = checkpoints.unpack(state_dict, self.param_groups, self._plan)
+        states = checkpoints.unpack(state_dict, self.param_groups, self._sub_groups)
         with contextlib.suppress(OSError):  # what is loaded replaces what failed
             store.settle()
         saved = state_dict["param_groups"]
@@ -245,7 +252,7 @@ class Offloaded(torch.optim.Optimizer):
         for group, other in zip(self.param_groups, saved):
             own = {name: value for name, value in other.items() if name != "params"}
             group.update(copy.deepcopy(own))
-        checkpoints.import_states(states, self._plan, store)
+        checkpoints.import_states(states, self._sub_groups, store)
         self._edits.forget()
         store.spoiled = None
         for hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -272,5 +279,5 @@ class Offloaded(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         space = None if self._store is None else self._store.space
-        count = len(self._plan.shards)
+        count = len(self._sub_groups.shards)
         return f"<tensorferry.optim.{self._stepper.name} of {count} parameters: {space!r}>"

@@ -1,13 +1,13 @@
 """One step of an optimizer whose states live on NVMe.
 
-A step goes through the sub-groups of the plan. While it computes one, the drive reads the next ones
-and writes the last ones.
+A step goes through the sub-groups. While it computes one, the drive reads the next ones and writes
+the last ones.
 """
 
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass, field
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,8 @@ from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
 from .masters import follow
-from .plan import Group, Plan, Shard, Slot, SubGroup, record_bytes
 from .stored_gradient import entry_of
+from .sub_groups import Group, Shard, StateField, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .._core import Operation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .store import StateStore
 
 
-@dataclass
+@dataclasses.dataclass
 class Load:
     """A sub-group on its way into a buffer: the record of its states, then the values that are on
     the drive too, then gradients."""
@@ -41,7 +41,7 @@ class Load:
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]
-    operations: list[Operation | Reading] = field(default_factory=list)
+    operations: list[Operation | Reading] = dataclasses.field(default_factory=list)
 
     def unfinished(self) -> Operation | None:
         """An operation that is not done yet."""
@@ -55,7 +55,7 @@ class Load:
         return shard.shaped(memory.view(shard.param.dtype))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Pace:
     """How far a step may run ahead of its computation and of its writes."""
 
@@ -64,14 +64,14 @@ class Pace:
 
 
 class Step:
-    """Steps the sub-groups of a plan once, with what the optimizer hands it.
+    """Steps the sub-groups once, with what the optimizer hands it.
 
     `edited` are the parameters that somebody has changed since their masters were rounded to them;
     `scale` multiplies the gradients, in fp32 where there are masters."""
 
     def __init__(
         self,
-        plan: Plan,
+        sub_groups: SubGroups,
         store: StateStore,
         stepper: Stepper,
         gradients: GradientStore | None,
@@ -79,7 +79,7 @@ class Step:
         edited: set[Tensor],
         scale: float | Tensor | None,
     ) -> None:
-        self._plan = plan
+        self._sub_groups = sub_groups
         self._store = store
         self._stepper = stepper
         self._gradients = gradients
@@ -91,7 +91,7 @@ class Step:
 
     def run(self, param_groups: list[Group]) -> set[Tensor]:
         """Makes the step. Returns the parameters that it has changed."""
-        work = [(group, active) for group in self._plan.groups if (active := _active(group))]
+        work = [(group, active) for group in self._sub_groups if (active := _active(group))]
         self._changes = [(group, {}) for group in param_groups]
         takes_memory = self._takes_memory(param_groups)
         loads: collections.deque[Load] = collections.deque()
@@ -117,7 +117,7 @@ class Step:
     def _takes_memory(self, param_groups: list[Group]) -> bool:
         """Whether computing takes memory besides the buffers. torch's fused Adam does not."""
         fused = self._stepper.is_adam and all(group.get("fused") for group in param_groups)
-        return not fused or (self._plan.needs.masters and self._gradients is not None)
+        return not fused or (self._sub_groups.needs.masters and self._gradients is not None)
 
     def _fail(
         self, error: BaseException, done: int, total: int, loads: collections.deque[Load]
@@ -154,7 +154,7 @@ class Step:
     def _begin(self, group: SubGroup, active: list[Shard], ahead: Load | None) -> Load | None:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
         ahead of it has arrived."""
-        known = {slot.shard for slot in group.slots}
+        known = {field.shard for field in group.fields}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
         end = page_up(max(group.record_bytes, spare))
@@ -185,7 +185,7 @@ class Step:
 
     def _start_reads(self, load: Load, known: set[Shard]) -> None:
         with self._store.reading(load.group.device):
-            if load.group.slots:
+            if load.group.fields:
                 load.operations.append(self._store.read(load.group, load.record))
             for shard, memory in load.gradients.items():
                 if self._gradients is not None and self._gradients.has(shard):
@@ -204,14 +204,14 @@ class Step:
         with span("wait for states"):
             for operation in load.operations:
                 operation.wait()
-        is_first = not load.group.slots and self._stepper.is_adam
-        slots = _first_states(load) if is_first else load.group.slots
+        is_first = not load.group.fields and self._stepper.is_adam
+        fields = _first_states(load) if is_first else load.group.fields
         tensors: dict[Shard, Tensor] = {}  # that are stepped
         states: dict[Shard, dict[str, Tensor]] = {}  # that go to the drive
         lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
         groups: dict[int, Group] = {}
         for shard in load.group.shards:
-            states[shard] = {s.name: s.of(load.record) for s in slots if s.shard is shard}
+            states[shard] = {s.name: s.of(load.record) for s in fields if s.shard is shard}
             if shard not in load.active:
                 continue
             tensor = tensors[shard] = self._stepped(load, shard, states[shard], is_first)
@@ -281,13 +281,13 @@ class Step:
     def _write(self, load: Load, states: dict[Shard, dict[str, Tensor]]) -> None:
         """Starts to write the states, and the values of weights on the drive. States that were read
         lie in the buffer already."""
-        slots = load.group.lay_out(states)
-        size = record_bytes(slots)
+        fields = load.group.lay_out(states)
+        size = record_bytes(fields)
         if size == 0:
             self._store.drop(load.group)
         else:
-            memory = _collected(load.record, slots, size, states)
-            self._store.write(load.group, slots, memory)
+            memory = _collected(load.record, fields, size, states)
+            self._store.write(load.group, fields, memory)
         for shard, memory in load.stored_values.items():
             self._store.note_writes(_stored(shard).write(memory, shard.begin, shard.end))
 
@@ -316,7 +316,7 @@ def _dense_gradient(param: Tensor) -> Tensor:
     return gradient if entry_of(gradient) is None else gradient.clone()
 
 
-def _first_states(load: Load) -> list[Slot]:
+def _first_states(load: Load) -> list[StateField]:
     """Makes Adam's states before its first step, as torch does, but in the buffer: memory from
     elsewhere, taken and given back for each sub-group, adds up in the heap."""
     made = {}
@@ -326,12 +326,12 @@ def _first_states(load: Load) -> list[Slot]:
         names += ["max_exp_avg_sq"] if shard.group["amsgrad"] else []
         like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
         made[shard] = dict.fromkeys(names, like)
-    slots = load.group.lay_out(made)
-    for slot in slots:
-        state = slot.of(load.record).zero_()
-        if slot.name == "master":
-            state.copy_(load.values(slot.shard))
-    return slots
+    fields = load.group.lay_out(made)
+    for field in fields:
+        state = field.of(load.record).zero_()
+        if field.name == "master":
+            state.copy_(load.values(field.shard))
+    return fields
 
 
 def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[str, Tensor]:
@@ -347,21 +347,21 @@ def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[s
 
 
 def _collected(
-    memory: Tensor, slots: list[Slot], size: int, states: dict[Shard, dict[str, Tensor]]
+    memory: Tensor, fields: list[StateField], size: int, states: dict[Shard, dict[str, Tensor]]
 ) -> Tensor:
-    """Memory with all states in their slots: the buffer itself if it is large enough."""
+    """Memory with all states in their fields: the buffer itself if it is large enough."""
     begin = memory.data_ptr()
     end = begin + memory.numel()
     if size > memory.numel():
         memory = torch.empty(size, dtype=torch.uint8, device=memory.device)
-    for slot in slots:  # a state that moves within the buffer may overwrite others
-        source = states[slot.shard][slot.name]
-        moves = source.data_ptr() != memory.data_ptr() + slot.offset
+    for field in fields:  # a state that moves within the buffer may overwrite others
+        source = states[field.shard][field.name]
+        moves = source.data_ptr() != memory.data_ptr() + field.offset
         if moves and begin <= source.data_ptr() < end:
-            states[slot.shard][slot.name] = source.clone()
-    for slot in slots:
-        target = slot.of(memory)
-        source = states[slot.shard][slot.name]
+            states[field.shard][field.name] = source.clone()
+    for field in fields:
+        target = field.of(memory)
+        source = states[field.shard][field.name]
         if source.data_ptr() != target.data_ptr():
             target.copy_(source)
     return memory

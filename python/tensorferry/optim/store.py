@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .._core import Operation, SwapBuffer, SwapSpace
-    from .plan import Slot, SubGroup
+    from .sub_groups import StateField, SubGroup
 
 
 class StateStore:
@@ -82,9 +82,9 @@ class StateStore:
         """Starts to read the record of a sub-group."""
         return self.space.get(group.key, memory[: group.record_bytes])
 
-    def write(self, group: SubGroup, slots: list[Slot], memory: Tensor) -> None:
+    def write(self, group: SubGroup, fields: list[StateField], memory: Tensor) -> None:
         """Starts to write a new record in the place of the old one."""
-        group.slots = slots
+        group.fields = fields
         self.writes.append(self.space.put(group.key, memory[: group.record_bytes]))
 
     def note_writes(self, operations: Iterable[Operation]) -> None:
@@ -93,7 +93,7 @@ class StateStore:
 
     def drop(self, group: SubGroup) -> None:
         """Forgets the record of a sub-group."""
-        group.slots = []
+        group.fields = []
         self.space.drop(group.key)
 
     # --- failures ---

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from .page import (
     NONE,
+    DisplayUnit,
     Interval,
     Json,
     Page,
-    Unit,
     count,
     digits,
     heading,
@@ -153,7 +153,7 @@ def _bandwidth(page: Page, series: list[Json], prefix: str) -> str:
 
 
 def interval_trace(
-    name: str, colour: str, rate: Unit, categories: list[str], values: Sequence[Rate]
+    name: str, colour: str, rate: DisplayUnit, categories: list[str], values: Sequence[Rate]
 ) -> Json:
     """Makes a line of (mean, low, high) in MB/s with its intervals."""
     rows = [(rate.of(mean), rate.of(low), rate.of(high)) for mean, low, high in values]
@@ -281,7 +281,7 @@ def log_axis(low: float, high: float) -> Json:
     }
 
 
-def _histogram(one: Json, colour: str, unit: Unit, edges: list[float]) -> Json:
+def _histogram(one: Json, colour: str, unit: DisplayUnit, edges: list[float]) -> Json:
     values = numbers(one["seconds"])
     found = [0] * BINS
     first, last = math.log10(edges[0]), math.log10(edges[-1])
@@ -306,7 +306,7 @@ def _histogram(one: Json, colour: str, unit: Unit, edges: list[float]) -> Json:
     }
 
 
-def _percentile_curve(one: Json, colour: str, unit: Unit) -> Json:
+def _percentile_curve(one: Json, colour: str, unit: DisplayUnit) -> Json:
     values = sorted(numbers(one["seconds"]))
     many = len(values)
     # Evenly in the number of nines, so that the tail is drawn as finely as the middle.
@@ -473,7 +473,7 @@ def _tables(series: list[Json]) -> str:
 
 
 def _statistics(
-    caption: str, series: list[Json], member: str, unit: Unit, more: Sequence[Column] = ()
+    caption: str, series: list[Json], member: str, unit: DisplayUnit, more: Sequence[Column] = ()
 ) -> str:
     names = {
         "standard_deviation": "#Std. deviation",

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from .bench import Rate, interval, interval_layout, interval_trace
 from .page import (
     NONE,
+    DisplayUnit,
     Interval,
     Json,
     Page,
-    Unit,
     digits,
     escape,
     heading,
@@ -181,7 +181,7 @@ def _rates(page: Page, runs: list[Run], command: str) -> list[str]:
 
 
 def _rows(
-    found: list[tuple[str, Rates]], direction: str, keys: list[float], rate: Unit
+    found: list[tuple[str, Rates]], direction: str, keys: list[float], rate: DisplayUnit
 ) -> list[list[str]]:
     rows = []
     for key in keys:
@@ -196,7 +196,12 @@ def _rows(
                 continue
             times, low, high = ratio(first, mine)
             rows.append(
-                [*row, digits(times), Unit("", 1).interval((low, high)), verdict(times, low, high)]
+                [
+                    *row,
+                    digits(times),
+                    DisplayUnit("", 1).interval((low, high)),
+                    verdict(times, low, high),
+                ]
             )
     return rows
 
@@ -227,7 +232,11 @@ def _settings(runs: list[Run]) -> str:
         row = [label, objective, " ".join(measured(best)) if best else NONE]
         if index and objective == objectives[0]:
             times, low, high = ratio(first, _best(results))
-            row += [digits(times), Unit("", 1).interval((low, high)), verdict(times, low, high)]
+            row += [
+                digits(times),
+                DisplayUnit("", 1).interval((low, high)),
+                verdict(times, low, high),
+            ]
         else:
             row += [NONE, NONE, NONE if index else "reference"]
         rows.append([*row, setting_text(best) if best else "none was found"])

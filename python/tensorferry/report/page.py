@@ -68,8 +68,8 @@ def size(value: object) -> str:
     return f"{amount:,.0f}{SPACE}B"
 
 
-class Unit:
-    """One unit for a column or an axis, which suits the values there."""
+class DisplayUnit:
+    """The unit in which a column or an axis shows its values."""
 
     def __init__(self, name: str, scale: float) -> None:
         self.name, self.scale = name, scale
@@ -91,19 +91,19 @@ class Unit:
         return f"{self.digits(low)} to {self.digits(high)}"
 
 
-def time_unit(seconds: Iterable[object]) -> Unit:
+def time_unit(seconds: Iterable[object]) -> DisplayUnit:
     """Chooses a unit for values in seconds."""
     values = sorted(abs(value) for value in numbers(seconds))
     middle = values[len(values) // 2] if values else 0
     if middle < 1e-3:
-        return Unit("µs", 1e6)
-    return Unit("ms", 1e3) if middle < 1 else Unit("s", 1)
+        return DisplayUnit("µs", 1e6)
+    return DisplayUnit("ms", 1e3) if middle < 1 else DisplayUnit("s", 1)
 
 
-def rate_unit(mb_per_second: Iterable[object]) -> Unit:
+def rate_unit(mb_per_second: Iterable[object]) -> DisplayUnit:
     """Chooses a unit for values in MB/s."""
     largest = max(numbers(mb_per_second), default=0)
-    return Unit("GB/s", 1e-3) if largest >= 1000 else Unit("MB/s", 1)
+    return DisplayUnit("GB/s", 1e-3) if largest >= 1000 else DisplayUnit("MB/s", 1)
 
 
 def plural(amount: object, one: str) -> str:

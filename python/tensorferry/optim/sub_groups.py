@@ -1,10 +1,10 @@
-"""How an optimizer's parameters are cut into pieces that fit the buffers, and how the states of a
-piece lie in one record on the drive."""
+"""The sub-groups of an optimizer: parameters are cut into shards, shards that fit one buffer form a
+sub-group, and the states of a sub-group are the fields of one record on the drive."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
 
 
 @dataclass(eq=False)
-class Slot:
+class StateField:
     """Where one state tensor of a shard lies in its record."""
 
     shard: Shard
@@ -111,28 +111,28 @@ class SubGroup:
         self.key = f"states/{number}"
         self.device = device  # of its parameters
         self.shards: list[Shard] = []
-        self.slots: list[Slot] = []  # empty before the first step
+        self.fields: list[StateField] = []  # empty before the first step
         self.spare_bytes = 0  # the most that its first record may take
 
     @property
     def record_bytes(self) -> int:
-        return record_bytes(self.slots)
+        return record_bytes(self.fields)
 
-    def lay_out(self, states: dict[Shard, dict[str, Tensor]]) -> list[Slot]:
-        """Slots for the states of each shard, in the order of the shards."""
-        slots = []
+    def lay_out(self, states: dict[Shard, dict[str, Tensor]]) -> list[StateField]:
+        """Fields for the states of each shard, in the order of the shards."""
+        fields = []
         offset = 0
         for shard in self.shards:
             for name, tensor in states.get(shard, {}).items():
-                slot = Slot(shard, name, offset, tuple(tensor.shape), tensor.dtype)
-                slots.append(slot)
-                offset += page_up(slot.nbytes)
-        return slots
+                state = StateField(shard, name, offset, tuple(tensor.shape), tensor.dtype)
+                fields.append(state)
+                offset += page_up(state.nbytes)
+        return fields
 
 
-def record_bytes(slots: list[Slot]) -> int:
-    """The size of a record with these slots."""
-    return page_up(slots[-1].offset + slots[-1].nbytes) if slots else 0
+def record_bytes(fields: list[StateField]) -> int:
+    """The size of a record with these fields."""
+    return page_up(fields[-1].offset + fields[-1].nbytes) if fields else 0
 
 
 @dataclass(frozen=True)
@@ -161,21 +161,24 @@ class Needs:
         return states, held
 
 
-class Plan:
+class SubGroups:
     """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
 
     def __init__(self, buffer_bytes: int, needs: Needs) -> None:
         self.buffer_bytes = buffer_bytes
         self.needs = needs
         self.largest = 0  # bytes that the largest sub-group takes in a buffer
-        self.groups: list[SubGroup] = []
+        self._groups: list[SubGroup] = []
         self.shards: dict[Tensor, list[Shard]] = {}  # of each parameter
         self._amsgrad: list[bool] = []  # of each group, when it was cut
         self._filled = 0
 
+    def __iter__(self) -> Iterator[SubGroup]:
+        return iter(self._groups)
+
     @property
     def has_states(self) -> bool:
-        return any(group.slots for group in self.groups)
+        return any(group.fields for group in self._groups)
 
     def add(self, group: Group, settings: Group | None = None) -> None:
         """Cuts the parameters of a group for its settings, or for those that it will get."""
@@ -189,16 +192,16 @@ class Plan:
         wanted = [bool(own.get("amsgrad")) for own in settings]
         return not self.needs.is_adam or wanted == self._amsgrad
 
-    def trial(self) -> Plan:
-        """An empty plan of this kind."""
-        return Plan(self.buffer_bytes, self.needs)
+    def trial(self) -> SubGroups:
+        """Empty sub-groups for the same needs."""
+        return SubGroups(self.buffer_bytes, self.needs)
 
-    def adopt(self, other: Plan) -> None:
-        """Becomes the other plan."""
+    def adopt(self, other: SubGroups) -> None:
+        """Becomes the other sub-groups."""
         vars(self).update(vars(other))
 
     def check_groups(self, groups: list[Group]) -> None:
-        """Refuses to step other parameters than those of the plan."""
+        """Refuses to step other parameters than those that were added."""
         params = {param for group in groups for param in group["params"]}
         cut_for = {id(own[0].group) for own in self.shards.values() if own}
         if params != self.shards.keys() or not cut_for <= {id(group) for group in groups}:
@@ -239,9 +242,9 @@ class Plan:
     def _sub_group(self, device: torch.device, nbytes: int) -> SubGroup:
         """The sub-group that takes the next shard of so many bytes."""
         full = self._filled + nbytes > self.buffer_bytes
-        if not self.groups or full or self.groups[-1].device != device:
-            self.groups.append(SubGroup(len(self.groups), device))
+        if not self._groups or full or self._groups[-1].device != device:
+            self._groups.append(SubGroup(len(self._groups), device))
             self._filled = 0
         self._filled += nbytes
         self.largest = max(self.largest, self._filled)
-        return self.groups[-1]
+        return self._groups[-1]

@@ -1,6 +1,6 @@
 """A rank of a ZeRO-3 training, as a DeepSpeed user writes it. Prints losses to the last bit.
 
-python deepspeed_job.py CONFIG.json [steps=N] [save=DIR] [load=DIR]
+python deepspeed_job.py CONFIG.json [device=cpu|cuda] [steps=N] [skip=N] [save=DIR] [load=DIR]
 """
 
 import json
@@ -15,9 +15,13 @@ def main():
     options = dict(word.split("=") for word in sys.argv[2:])
     with open(sys.argv[1]) as file:
         config = json.load(file)
+    device = options.get("device", "cpu")
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    deepspeed.init_distributed("gloo")
+    if device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl")
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = torch.nn.Sequential(
             torch.nn.Linear(256, 1024),
@@ -33,7 +37,7 @@ def main():
     rank = int(os.environ["RANK"])
     generator = torch.Generator().manual_seed(1234 + rank)
     for step in range(int(options.get("steps", 10))):
-        batch = torch.randn(8, 256, generator=generator, dtype=torch.bfloat16)
+        batch = torch.randn(8, 256, generator=generator, dtype=torch.bfloat16).to(device)
         if step < int(options.get("skip", 0)):
             continue
         loss = engine(batch).float().pow(2).mean()

@@ -1,4 +1,4 @@
-#include "unlocked.h"
+#include "gil_release.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -14,10 +14,10 @@ namespace {
 
 std::atomic<int> returning{0};  // threads that want the GIL back
 
-// In the child of a fork there is one thread, and it holds the GIL.
+// A forked child has one thread, which holds the GIL.
 [[maybe_unused]] const int at_fork = ::pthread_atfork(nullptr, nullptr, [] { returning = 0; });
 
-// Not part of the stable ABI before Python 3.13, and under another name.
+// Before Python 3.13 it has another name and is not part of the stable ABI.
 bool finalizing() noexcept {
   using Question = int (*)();
   static const auto ask = [] {
@@ -32,7 +32,7 @@ bool finalizing() noexcept {
 
 bool on_main_thread() noexcept { return ::getpid() == ::gettid(); }
 
-Unlocked::~Unlocked() {
+GilRelease::~GilRelease() {
   ++returning;
   if (finalizing() && !on_main_thread()) {
     --returning;
@@ -42,7 +42,7 @@ Unlocked::~Unlocked() {
   --returning;
 }
 
-void Unlocked::let_others_return() {
+void GilRelease::let_others_return() {
   PyThreadState* state = PyEval_SaveThread();
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   while (returning > 0 && std::chrono::steady_clock::now() < limit) {
