@@ -46,8 +46,8 @@ ASAN_TESTS ?= all
 TSAN_TESTS ?= engines_test memory_test handle_test swap_test stress_test
 FUZZERS = $(patsubst tests/fuzz/%_fuzzer.cc,%,$(wildcard tests/fuzz/*_fuzzer.cc))
 # What clang-tidy looks at: the sources, and the tests, for which tests/.clang-tidy has a word.
-TIDY_SOURCES ?= /(src/[a-z]+|python/src)/\w+(?<!_test)\.cc$$
-TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src/[a-z]+/\w+_test\.cc$$
+TIDY_SOURCES ?= /(src(/[a-z]+)+|python/src)/\w+(?<!_test)\.cc$$
+TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src(/[a-z]+)+/\w+_test\.cc$$
 tidy_files = run-clang-tidy-19 -p build/tidy -j $(JOBS) -quiet -warnings-as-errors='*' $(1) 2>&1 \
 	| grep --line-buffered -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
 

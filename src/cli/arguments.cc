@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "bench/sizes.h"
+#include "bench/run/sizes.h"
 
 namespace tensorferry::cli {
 

@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <memory>
 
-#include "bench/interrupt.h"
-#include "bench/latency.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/statistics.h"
+#include "bench/measure/latency.h"
+#include "bench/measure/statistics.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"

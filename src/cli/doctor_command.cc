@@ -8,8 +8,8 @@
 #include <iterator>
 #include <memory>
 
-#include "bench/doctor.h"
-#include "bench/interrupt.h"
+#include "bench/doctor/doctor.h"
+#include "bench/run/interrupt.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {

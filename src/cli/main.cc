@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/interrupt.h"
+#include "bench/run/interrupt.h"
 #include "cli/commands.h"
 #include "tensorferry/error.h"
 #include "tensorferry/version.h"

@@ -4,11 +4,11 @@
 #include <memory>
 #include <numeric>
 
-#include "bench/interrupt.h"
-#include "bench/point.h"
-#include "bench/process.h"
-#include "bench/results.h"
-#include "bench/sizes.h"
+#include "bench/measure/point.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/process.h"
+#include "bench/run/results.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {

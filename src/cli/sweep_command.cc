@@ -8,12 +8,12 @@
 #include <memory>
 #include <optional>
 
-#include "bench/interrupt.h"
-#include "bench/process.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/sweep.h"
+#include "bench/measure/sweep.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/process.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"

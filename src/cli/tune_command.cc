@@ -5,11 +5,11 @@
 #include <memory>
 #include <system_error>
 
-#include "bench/interrupt.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/tune.h"
+#include "bench/measure/tune.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"

@@ -6,9 +6,9 @@
 #include <optional>
 #include <random>
 
-#include "bench/interrupt.h"
-#include "bench/sizes.h"
-#include "bench/verify.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/sizes.h"
+#include "bench/verify/verify.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"

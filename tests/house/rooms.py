@@ -76,7 +76,7 @@ VARIABLE = re.compile(r"\b(?:getenv|_*environ)\b")
 SAFE_VARIABLE = re.compile(r"\bsecure_getenv\b")
 VARIABLE_SEAM = "src/os/environment.cc"
 # It hands all of it to programs that it starts, and chooses nothing by it.
-PASSES_ON_VARIABLES = "src/bench/process.cc"
+PASSES_ON_VARIABLES = "src/bench/run/process.cc"
 # Python's reading of a variable of ours, which must ask first.
 OWN_VARIABLE = re.compile(r"environ.*TENSORFERRY_|getenv\(.*TENSORFERRY_")
 

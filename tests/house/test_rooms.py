@@ -145,7 +145,7 @@ def test_a_planted_loading_is_found(copy):
         ("src/handle/trace.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
         ("src/files/profile.cc", 'auto* home = ::secure_getenv("HOME");'),
         ("src/os/system.cc", "for (char** one = environ; *one != nullptr; ++one) use(*one);"),
-        ("src/bench/sweep.cc", 'auto* place = getenv("TMPDIR");'),
+        ("src/bench/measure/sweep.cc", 'auto* place = getenv("TMPDIR");'),
         ("include/tensorferry/torch.h", 'auto* wanted = getenv("TENSORFERRY_TRACE");'),
         ("python/src/handle.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
         ("python/tensorferry/offload.py", 'MODE = os.environ.get("TENSORFERRY_MODE")'),
@@ -159,7 +159,10 @@ def test_a_planted_variable_is_found(copy, file, line):
 def test_variables_that_steer_nothing_are_not_mistaken(copy):
     for file, line in (
         ("src/cli/table.cc", 'auto* refused = secure_getenv("NO_COLOR");'),
-        ("src/bench/process.cc", "posix_spawnp(&child, words[0], nullptr, {}, words, environ);"),
+        (
+            "src/bench/run/process.cc",
+            "posix_spawnp(&child, words[0], nullptr, {}, words, environ);",
+        ),
         ("src/handle/trace.cc", "// getenv() is not asked"),
         ("src/os/system_test.cc", 'auto* before = getenv("HOME");'),
     ):

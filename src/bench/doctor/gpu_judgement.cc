@@ -1,0 +1,143 @@
+// CUDA and GPUDirect Storage (GDS), from what their drivers and their libraries leave in the
+// system. No driver is started.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+#include "bench/doctor/judgement.h"
+
+namespace tensorferry::bench {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 ..." -> "550.54.15"
+std::string driver_version(const SystemTree& tree) {
+  std::istringstream words(first_line(tree.proc + "/driver/nvidia/version"));
+  std::string last;
+  for (std::string word; words >> word; last = word) {
+    const bool number = std::isdigit(static_cast<unsigned char>(word.front())) != 0;
+    if (number && word.find('.') != std::string::npos) return word;
+  }
+  return last.empty() ? "" : "of an unknown version";
+}
+
+// How many of /dev/nvidia0, /dev/nvidia1, ... there are.
+std::size_t nodes_named(const std::string& prefix, const SystemTree& tree) {
+  std::size_t nodes = 0;
+  std::error_code error;
+  for (fs::directory_iterator entry(tree.dev, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.size() > prefix.size() && name.starts_with(prefix) &&
+        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
+      ++nodes;
+    }
+  }
+  return nodes;
+}
+
+Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
+  Finding finding{.name = "CUDA"};
+  const std::string version = driver_version(tree);
+  const std::size_t gpus = nodes_named("nvidia", tree);
+  if (version.empty()) {
+    finding.status = Status::missing;
+    finding.found = "no NVIDIA driver";
+    finding.advice = "needed only for tensors on a GPU";
+    finding.concern = Concern::nothing;
+    return finding;
+  }
+  finding.found = fmt::format("driver {}, {} GPU{}", version, gpus, gpus == 1 ? "" : "s");
+  if (gpus == 0) {
+    finding.status = Status::missing;
+    finding.advice =
+        "there is no /dev/nvidia0: start the container with --gpus all, or run "
+        "nvidia-smi once as root";
+  } else if (!libraries.cuda) {
+    finding.status = Status::missing;
+    finding.found += ", but libcuda.so.1 cannot be loaded";
+    finding.advice = "install the driver's libraries, or start the container with --gpus all";
+  }
+  return finding;
+}
+
+// What cuFile is told: compat mode goes through memory. It is allowed unless the file forbids it.
+bool compat_mode_allowed(const SystemTree& tree) {
+  const char* chosen = secure_getenv("CUFILE_ENV_PATH_JSON");
+  std::ifstream file(chosen != nullptr ? std::string(chosen) : tree.etc + "/cufile.json");
+  const Json settings = Json::parse(file, nullptr, false, true);  // NVIDIA's has comments
+  const Json::json_pointer place("/properties/allow_compat_mode");
+  if (settings.is_discarded() || !settings.contains(place)) return true;
+  const Json& allowed = settings.at(place);
+  return !allowed.is_boolean() || allowed.get<bool>();
+}
+
+// GPUDirect Storage reaches the drive under ext4 that orders its data, and under xfs.
+bool reached_by_gds(const Place& place) {
+  if (place.file_system == "xfs") return true;
+  return place.file_system == "ext4" &&
+         place.mount_options.find("data=journal") == std::string::npos &&
+         place.mount_options.find("data=writeback") == std::string::npos;
+}
+
+Finding judge_gds(const GpuLibraries& libraries, std::span<const Place> places,
+                  const SystemTree& tree) {
+  Finding finding{.name = "GDS"};
+  const bool has_gpu = !driver_version(tree).empty();
+  std::string module = first_line(tree.proc + "/driver/nvidia-fs/version");
+  if (module.empty() && fs::exists(tree.sys + "/module/nvidia_fs")) module = "nvidia-fs is loaded";
+  if (!has_gpu) {
+    finding.status = Status::missing;
+    finding.found = "no NVIDIA driver";
+    finding.advice = "needed only for transfers between a drive and a GPU";
+    finding.concern = Concern::nothing;
+    return finding;
+  }
+  const char* compat = compat_mode_allowed(tree) ? "compat mode, through memory"
+                                                 : "refused, as cufile.json forbids compat mode";
+  if (!libraries.cufile) {
+    finding.status = Status::missing;
+    finding.found = "libcufile.so.0 cannot be loaded";
+    finding.advice =
+        "install CUDA's GDS package (nvidia-gds); what pip installs (nvidia-cufile) is found "
+        "only by programs that have loaded torch";
+  } else if (module.empty()) {
+    finding.status = Status::warning;
+    finding.found = fmt::format("the module nvidia-fs is not loaded: {}", compat);
+    finding.advice = "install nvidia-fs-dkms, then as root: modprobe nvidia-fs";
+  } else if (nodes_named("nvidia-fs", tree) == 0) {
+    finding.status = Status::warning;
+    finding.found = fmt::format("there is no /dev/nvidia-fs0: {}", compat);
+    finding.advice = "give the container the devices /dev/nvidia-fs*";
+  } else {
+    std::vector<std::string> out_of_reach;
+    for (const Place& place : places) {
+      if (!reached_by_gds(place)) out_of_reach.push_back(place.directory);
+    }
+    finding.found = module;
+    if (!out_of_reach.empty()) {
+      finding.status = Status::warning;
+      finding.found = fmt::format("{} in {}", compat, fmt::join(out_of_reach, ", "));
+      finding.advice = "use ext4 (data=ordered) or xfs on an NVMe drive";
+    }
+  }
+  return finding;
+}
+
+}  // namespace
+
+std::vector<Finding> judge_gpu(const GpuLibraries& libraries, std::span<const Place> places,
+                               const SystemTree& tree) {
+  return {judge_cuda(libraries, tree), judge_gds(libraries, places, tree)};
+}
+
+}  // namespace tensorferry::bench

@@ -1,0 +1,238 @@
+#include "bench/doctor/judgement.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+#include "bench/run/sizes.h"
+
+namespace tensorferry::bench {
+
+namespace {
+
+std::uint64_t number_in(const std::string& path) {
+  std::uint64_t number = 0;
+  std::istringstream(first_line(path)) >> number;
+  return number;
+}
+
+bool filtered_by_seccomp(const SystemTree& tree) {
+  std::ifstream lines(tree.proc + "/self/status");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("Seccomp:")) return line.ends_with('2');
+  }
+  return false;
+}
+
+bool has_option(const std::string& options, std::string_view wanted) {
+  std::istringstream words(options);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word == wanted) return true;
+  }
+  return false;
+}
+
+// "compress" stands for "compress=zstd:3" and "compress-force=lzo".
+bool has_option_like(const std::string& options, std::string_view beginning) {
+  return ("," + options).find("," + std::string(beginning)) != std::string::npos;
+}
+
+struct KnownProblem {
+  std::string found;
+  std::string advice;
+};
+
+std::optional<KnownProblem> problem_of_kind(const Place& place) {
+  static constexpr std::array in_memory{"tmpfs", "ramfs", "devtmpfs"};
+  static constexpr std::array by_network{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"};
+  const std::string& kind = place.file_system;
+  if (std::ranges::find(in_memory, kind) != in_memory.end()) {
+    return KnownProblem{"memory, not a drive", "give a directory on an NVMe drive"};
+  }
+  if (std::ranges::find(by_network, kind) != by_network.end()) {
+    return KnownProblem{"over the network, not on a drive of this machine",
+                        "give a directory on a local NVMe drive"};
+  }
+  if (kind.starts_with("fuse")) {
+    return KnownProblem{"served by a program, which copies every byte",
+                        "give a directory on ext4 or xfs"};
+  }
+  if (kind == "overlay") {
+    return KnownProblem{"a container's layers, where a first write copies the whole file",
+                        "mount a directory of the host into the container (docker run -v)"};
+  }
+  if (kind == "zfs") {
+    return KnownProblem{"copies on every write and checks every block",
+                        "give a directory on ext4 or xfs"};
+  }
+  if (kind == "btrfs" && has_option_like(place.mount_options, "compress")) {
+    return KnownProblem{"compresses, so nothing goes straight to the drive",
+                        "mount it without compress, or give a directory on ext4 or xfs"};
+  }
+  if (kind == "btrfs" && !has_option(place.mount_options, "nodatacow")) {
+    return KnownProblem{"copies on every write and computes checksums",
+                        "run `chattr +C` on an empty directory for the files, or use ext4 or xfs"};
+  }
+  return {};
+}
+
+}  // namespace
+
+Finding judge_kernel(const std::string& release) {
+  unsigned major = 0;
+  unsigned minor = 0;
+  char dot = 0;
+  std::istringstream(release) >> major >> dot >> minor;
+  Finding finding{.name = "kernel", .found = "Linux " + release};
+  if (major > 5 || (major == 5 && minor >= 11)) return finding;
+  finding.status = Status::warning;
+  finding.found += ", too old for io_uring";
+  finding.advice = "use Linux 5.11 or later; 6.1 or later is best";
+  return finding;
+}
+
+Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tree) {
+  if (!refusal) return {.name = "io_uring", .found = "works"};
+  Finding finding{.name = "io_uring",
+                  .status = Status::missing,
+                  .found = refusal->what(),
+                  .advice = refusal->hint()};
+  const int code = refusal->code();
+  // The sysctl and the kernel's build have a say in this call alone.
+  const bool at_setup = refusal->operation() == "io_uring_setup";
+  const std::string setting = first_line(tree.proc + "/sys/kernel/io_uring_disabled");
+  if (at_setup && code == EPERM && (setting == "1" || setting == "2")) {
+    finding.found = "forbidden: the sysctl kernel.io_uring_disabled is " + setting;
+    finding.advice = "as root: sysctl -w kernel.io_uring_disabled=0";
+    if (setting == "1") finding.advice += ", or join the group kernel.io_uring_group";
+  } else if ((code == EPERM || code == ENOSYS) && filtered_by_seccomp(tree)) {
+    finding.found =
+        refusal->operation() + " is blocked by a seccomp filter, most likely the container's";
+    finding.advice =
+        "allow io_uring_setup, io_uring_enter and io_uring_register in its profile "
+        "(docker run --security-opt seccomp=FILE)";
+  } else if (at_setup && code == ENOSYS) {
+    finding.found = "this kernel was built without it or is too old for it";
+    finding.advice = "use a kernel with CONFIG_IO_URING, 5.11 or later";
+  } else if (code == ENOMEM) {
+    finding.found = "no memory for a ring, or over the memlock limit";
+    finding.advice = "raise the limit: ulimit -l unlimited";
+  }
+  return finding;
+}
+
+Finding judge_libaio(const std::optional<Error>& refusal, Concern concern, const SystemTree& tree) {
+  const std::uint64_t most = number_in(tree.proc + "/sys/fs/aio-max-nr");
+  const std::uint64_t used = number_in(tree.proc + "/sys/fs/aio-nr");
+  Finding finding{.name = "libaio",
+                  .found = fmt::format("works; {} of {} requests are taken", used, most),
+                  .concern = concern};
+  constexpr std::uint64_t enough = 4096;  // 32 workers with 128 requests each
+  const bool short_of = most > 0 && most - std::min(used, most) < enough;
+  if (refusal) {
+    finding.status = Status::missing;
+    finding.found = short_of ? fmt::format("{} of {} requests are taken", used, most)
+                             : std::string(refusal->what());
+    finding.advice = refusal->hint();
+  } else if (short_of) {
+    finding.status = Status::warning;
+  }
+  if (short_of) finding.advice = "as root: sysctl -w fs.aio-max-nr=1048576";
+  return finding;
+}
+
+Finding judge_memlock(const LockTrial& trial) {
+  const bool unlimited = trial.limit_bytes == RLIM_INFINITY;
+  const std::string limit = unlimited ? "no limit" : "limit " + rounded_size(trial.limit_bytes);
+  const std::string tried = rounded_size(trial.bytes);
+  if (trial.problem.empty()) {
+    const bool passed_by = trial.limit_bytes < trial.bytes;
+    return {.name = "memlock",
+            .found = fmt::format("{} can be locked; {}{}", tried, limit,
+                                 passed_by ? ", which a privileged process passes by" : "")};
+  }
+  const bool limited = trial.limit_bytes < trial.bytes;
+  return {.name = "memlock",
+          .status = Status::warning,
+          .found = limited ? fmt::format("{} cannot be locked; {}", tried, limit) : trial.problem,
+          .advice = limited ? "raise it: `* - memlock unlimited` in /etc/security/limits.conf, "
+                              "LimitMEMLOCK=infinity for systemd, --ulimit memlock=-1 for docker"
+                            : "free memory, or give the container more"};
+}
+
+Finding judge_huge_pages(const std::string& problem, const SystemTree& tree) {
+  const std::string file = "/kernel/mm/transparent_hugepage/enabled";
+  const std::string setting = first_line(tree.sys + file);
+  Finding finding{.name = "huge pages", .found = "transparent huge pages: " + setting};
+  if (setting.empty() || setting.find("[never]") != std::string::npos) {
+    finding.status = Status::warning;
+    if (setting.empty()) finding.found = "this kernel has no transparent huge pages";
+    finding.advice = "as root: echo madvise > /sys" + file;
+    if (setting.empty()) finding.advice = "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE";
+  } else if (!problem.empty()) {
+    // It passes when memory becomes free, and costs little.
+    finding.status = Status::warning;
+    finding.found = problem;
+    finding.advice = "as root: echo 1 > /proc/sys/vm/compact_memory, or free memory";
+    finding.concern = Concern::nothing;
+  }
+  return finding;
+}
+
+Finding judge_file_system(const Place& place) {
+  Finding finding{.name = "file system",
+                  .found = fmt::format("{} at {} ({})", place.file_system, place.mount_point,
+                                       place.mount_options)};
+  if (const auto problem = problem_of_kind(place)) {
+    finding.status = Status::warning;
+    finding.found =
+        fmt::format("{} at {}: {}", place.file_system, place.mount_point, problem->found);
+    finding.advice = problem->advice;
+  } else if (has_option(place.mount_options, "sync")) {
+    finding.status = Status::warning;
+    finding.found += ": every write waits for the drive";
+    finding.advice = "as root: mount -o remount,async " + place.mount_point;
+  } else if (has_option(place.mount_options, "ro")) {
+    finding.status = Status::missing;
+    finding.found += ": read-only";
+    finding.advice = "as root: mount -o remount,rw " + place.mount_point;
+  }
+  return finding;
+}
+
+Finding judge_space(const Place& place) {
+  const bool little = place.free_bytes < 2 * GiB || place.free_bytes < place.bytes / 10;
+  return {
+      .name = "free space",
+      .status = little ? Status::warning : Status::ok,
+      .found = fmt::format("{} of {}", rounded_size(place.free_bytes), rounded_size(place.bytes)),
+      .advice = little ? "make room: full drives write slowly, and a swap may not fit" : ""};
+}
+
+Finding judge_profile(const Device& device) {
+  Finding finding{.name = "settings", .found = "defaults; `tensorferry tune` finds better ones"};
+  const std::string path = profile_path(device);
+  if (!device.profile_problem.empty()) {
+    finding.status = Status::warning;
+    finding.found = "the tuned ones are not used: " + device.profile_problem;
+    finding.advice = "run `tensorferry tune` again, or remove " + path;
+  } else if (device.profile) {
+    const Profile& tuned = *device.profile;
+    finding.found =
+        fmt::format("tuned: {}, block {}, depth {}, workers {} ({})", to_string(tuned.engine),
+                    size_text(tuned.block_bytes), tuned.queue_depth, tuned.workers, path);
+  } else if (path.empty()) {
+    finding.found = "defaults; there is no place to keep tuned ones for";
+  }
+  return finding;
+}
+
+}  // namespace tensorferry::bench

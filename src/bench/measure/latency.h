@@ -1,0 +1,91 @@
+// The latency benchmark: one tensor after the other, written and read, each timed by itself.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/measure/statistics.h"
+#include "bench/run/json.h"
+#include "bench/run/place.h"
+#include "bench/run/workload.h"
+
+namespace tensorferry::bench {
+
+struct LatencyOptions {
+  std::vector<std::uint64_t> sizes;
+  unsigned iterations = 200;
+  HandleOptions handle;
+  MemoryKind memory = MemoryKind::pinned;
+  std::uint64_t seed = 1;
+};
+
+// What shows that reads came from the drive.
+struct ColdProof {
+  std::uint64_t bytes = 0;                    // that were asked for
+  std::optional<std::uint64_t> device_bytes;  // that the drive says it read meanwhile
+  std::uint64_t resident_pages = 0;           // of the parts to be read, just before
+  bool cold = false;
+  std::string words;
+};
+
+// All operations of one direction and size.
+struct Series {
+  Direction direction = Direction::read;
+  std::uint64_t bytes = 0;
+  std::string engine;
+  std::string engine_reason;
+  bool direct = false;
+  bool locked = false;                  // whether the memory was page-locked
+  std::vector<double> seconds;          // of each operation
+  std::vector<double> started_seconds;  // since the beginning of the series
+  double cpu_seconds = 0;
+  std::optional<ColdProof> cold;  // of reads
+
+  // Of the operations, made when they are all there: sorting many samples is work.
+  Summary latency_seconds;
+  Summary mb_per_second;
+
+  void summarize();
+  [[nodiscard]] double cpu_seconds_per_gb() const;
+};
+
+[[nodiscard]] Json to_json(const Series& series);
+
+// The file that holds the tensors of one size, one behind the other, and is gone over again when
+// it ends. It is made, with data in it, by the constructor: what is measured are overwrites.
+class LatencyFile {
+ public:
+  // How many bytes the file of this size has.
+  [[nodiscard]] static std::uint64_t file_bytes(const LatencyOptions& options,
+                                                std::uint64_t tensor_bytes);
+
+  LatencyFile(const LatencyOptions& options, std::uint64_t tensor_bytes, const std::string& path,
+              const Place& place);
+  ~LatencyFile();
+  LatencyFile(const LatencyFile&) = delete;
+  LatencyFile& operator=(const LatencyFile&) = delete;
+
+  // Why memory that should be page-locked is not; empty where it is.
+  [[nodiscard]] const std::string& lock_problem() const { return memory_.lock_problem(); }
+
+  // Runs all iterations. `watch` is called about ten times a second. Throws Error and Interrupted.
+  [[nodiscard]] Series measure(Direction direction, const Watch& watch);
+
+ private:
+  void warm_up(Direction direction);
+  [[nodiscard]] std::uint64_t offset_of(unsigned iteration) const;
+  [[nodiscard]] ColdProof prove(std::uint64_t bytes, std::optional<std::uint64_t> device_before,
+                                std::uint64_t resident_before) const;
+
+  const LatencyOptions& options_;
+  const std::uint64_t bytes_;
+  const std::string path_;
+  const Place& place_;
+  File file_;
+  Memory memory_;
+  Handle handle_;
+};
+
+}  // namespace tensorferry::bench

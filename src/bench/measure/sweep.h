@@ -1,0 +1,102 @@
+// The space of a sweep, its points, and what is kept of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/measure/point.h"
+#include "bench/run/json.h"
+
+namespace tensorferry::bench {
+
+// Every combination is a point.
+struct Space {
+  std::vector<std::uint64_t> block_bytes{128 * KiB, 256 * KiB, 512 * KiB, 1 * MiB};
+  std::vector<unsigned> queue_depth{4, 16, 32, 64};
+  std::vector<Overlap> overlap{Overlap::on, Overlap::off};
+  std::vector<unsigned> workers{1, 2, 8};
+  std::vector<Submit> submit{Submit::batch};
+  std::vector<EngineKind> engines;  // empty: not in the space
+};
+
+// The space in JSON, as DeepSpeed's sweep reads it: lists (a value that stands twice counts once)
+// named block_size, queue_depth,
+// overlap_events (or sequential_requests), io_parallel, single_submit, and engine. What is not
+// named has its one default value (1M, 32, false, 1, false). Throws Error (EINVAL) for keys that
+// are not known and values that make no sense.
+[[nodiscard]] Space parse_space(const Json& json);
+
+[[nodiscard]] Json to_json(const Space& space);
+
+// In the order of DeepSpeed's: the last dimension changes first. Without the engines.
+[[nodiscard]] std::vector<Point> points_of(const Space& space);
+
+struct SweepOptions {
+  std::vector<std::string> directories;
+  std::vector<EngineKind> engines{EngineKind::automatic};
+  MemoryKind memory = MemoryKind::pinned;
+  Space space;
+  std::uint64_t io_bytes = 400 * MiB;
+  unsigned loops = 1;
+  std::vector<Direction> directions{Direction::read, Direction::write};
+  std::string log_directory = "aio_perf_sweep";
+};
+
+// One thing to measure.
+struct Job {
+  std::string directory;
+  Direction direction = Direction::read;
+  Point point;
+  std::string log;  // the file with its output
+};
+
+// All jobs, phase by phase. With one directory and one engine the logs of a phase lie in
+// <log_directory>/read and /write; otherwise below a folder for each.
+[[nodiscard]] std::vector<Job> jobs_of(const SweepOptions& options);
+
+// The command line that measures a job on this file.
+[[nodiscard]] std::vector<std::string> command_of(const Job& job, const SweepOptions& options,
+                                                  const std::string& file);
+
+// Runs the command line with this program and describes what came of it, as an entry of `points` in
+// the results. A job that fails is such an entry too. `seconds_file` is overwritten. Throws
+// Interrupted.
+[[nodiscard]] Json run_job(const Job& job, const SweepOptions& options,
+                           const std::vector<std::string>& command, const std::string& program,
+                           const std::string& seconds_file);
+
+// What the results of an earlier sweep say.
+struct EarlierSweep {
+  struct Entry {
+    Json entry;             // as it is in `points`
+    std::string log;        // empty where it names none
+    bool measured = false;  // it has its result
+  };
+  bool complete = false;
+  Json settings;
+  std::vector<Entry> points;
+};
+
+// Nothing for JSON that no sweep has written. Never throws, whatever is in it.
+[[nodiscard]] std::optional<EarlierSweep> earlier_sweep(const Json& results);
+
+// Whether an entry of `points` is about this job.
+[[nodiscard]] bool describes(const Json& entry, const Job& job);
+
+// The points as comma-separated values, with a head.
+[[nodiscard]] std::string to_csv(const Json& points);
+
+// How the page cache can be dropped here.
+enum class CacheDrop : std::uint8_t { as_root, by_sudo, not_allowed };
+[[nodiscard]] CacheDrop find_cache_drop();
+
+// The entry of a job that could not even be started.
+[[nodiscard]] Json failed_job(const Job& job, const std::string& error);
+
+// Writes back all dirty pages, and drops the clean ones if that is allowed.
+void settle(CacheDrop drop);
+
+}  // namespace tensorferry::bench

@@ -1,0 +1,137 @@
+#include "bench/run/place.h"
+
+#include <mntent.h>
+#include <sys/statvfs.h>
+#include <sys/sysinfo.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include "tensorferry/error.h"
+
+namespace tensorferry::bench {
+
+namespace {
+
+bool lies_below(const std::string& path, const std::string& mount_point) {
+  if (mount_point == "/") return true;
+  return path == mount_point || path.starts_with(mount_point + "/");
+}
+
+// Of the mounts above a path the deepest counts, and of several at one point the last.
+void find_mount(Place& place) {
+  const auto close = [](FILE* file) { endmntent(file); };
+  const std::unique_ptr<FILE, decltype(close)> table(setmntent("/proc/self/mounts", "re"), close);
+  if (table == nullptr) return;
+  std::array<char, std::size_t{16} * 1024> text{};
+  mntent entry{};
+  while (getmntent_r(table.get(), &entry, text.data(), static_cast<int>(text.size())) != nullptr) {
+    const std::string point = entry.mnt_dir;
+    if (!lies_below(place.directory, point) || point.size() < place.mount_point.size()) continue;
+    place.mount_point = point;
+    place.file_system = entry.mnt_type;
+    place.mount_options = entry.mnt_opts;
+  }
+}
+
+std::string processor() {
+  std::ifstream lines("/proc/cpuinfo");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  const std::size_t begin = line.find_first_not_of(" \t");
+  if (begin == std::string::npos) return {};
+  return line.substr(begin, line.find_last_not_of(" \t") - begin + 1);
+}
+
+std::string device_fact(const Device& device, const std::string& file) {
+  if (device.number.empty()) return {};
+  return first_line("/sys/dev/block/" + device.number + "/" + file);
+}
+
+std::optional<std::uint64_t> bytes_read_by(const Device& device) {
+  constexpr std::uint64_t sector_bytes = 512;
+  std::istringstream words(device_fact(device, "stat"));
+  std::uint64_t reads = 0;
+  std::uint64_t merges = 0;
+  std::uint64_t sectors = 0;
+  if (!(words >> reads >> merges >> sectors)) return {};
+  return sectors * sector_bytes;
+}
+
+Place place_of(const std::string& directory) {
+  Place place;
+  std::error_code error;
+  place.directory = std::filesystem::canonical(directory, error).string();
+  struct statvfs facts{};
+  if (!error && statvfs(place.directory.c_str(), &facts) != 0) {
+    error.assign(errno, std::generic_category());
+  }
+  if (error) {
+    throw Error(
+        {.operation = "use directory",
+         .path = directory,
+         .code = error.value(),
+         .hint = error.value() == ENOENT ? "there is no such directory; make it first" : ""});
+  }
+  place.bytes = std::uint64_t{facts.f_blocks} * facts.f_frsize;
+  place.free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;
+  place.device = device_of(place.directory);
+  find_mount(place);
+  return place;
+}
+
+Json to_json(const Place& place) {
+  const Device& device = place.device;
+  Json drive = {{"name", device.name},
+                {"model", device_fact(device, "device/model")},
+                {"disks", device.disks},
+                {"logical_block_bytes", device.logical_block_bytes},
+                {"request_bytes_max", device.request_bytes_max},
+                {"block_bytes", device.block_bytes},
+                {"queue_depth", device.queue_depth}};
+  for (const char* fact : {"scheduler", "rotational", "nr_requests", "write_cache"}) {
+    drive[fact] = device_fact(device, std::string("queue/") + fact);
+  }
+  return {{"directory", place.directory},
+          {"drive", drive},
+          {"file_system",
+           {{"kind", place.file_system},
+            {"mount_point", place.mount_point},
+            {"mount_options", place.mount_options},
+            {"bytes", place.bytes},
+            {"free_bytes", place.free_bytes}}}};
+}
+
+Json machine_facts() {
+  utsname names{};
+  uname(&names);
+  struct sysinfo memory{};
+  sysinfo(&memory);
+  return {{"host", names.nodename},
+          {"kernel", std::string(names.sysname) + " " + names.release},
+          {"architecture", names.machine},
+          {"processor", processor()},
+          {"processors", std::thread::hardware_concurrency()},
+          {"memory_bytes", std::uint64_t{memory.totalram} * memory.mem_unit}};
+}
+
+}  // namespace tensorferry::bench
