@@ -89,6 +89,12 @@ def planted(check, tree, file, line):
         ("src/handle/plan.cc", '#include "plan.h"'),
         ("src/lonely.cc", "#include <vector>"),
         ("src/attic/dust.h", "#include <vector>"),
+        ("src/bench/run/scratch.h", '#include "os/system.h"'),
+        ("src/bench/run/scratch.h", '#include "bench/measure/point.h"'),
+        ("src/bench/doctor/doctor.cc", '#include "bench/measure/point.h"'),
+        ("src/bench/verify/stamp_test.cc", '#include "bench/doctor/doctor.h"'),
+        ("src/bench/lonely.cc", "#include <vector>"),
+        ("src/bench/attic/dust.h", "#include <vector>"),
         ("include/tensorferry/file.h", '#include "files/open_file.h"'),
         ("include/tensorferry/file.h", "#include <sys/stat.h>"),
         ("include/tensorferry/secret.h", "#include <vector>"),
@@ -116,6 +122,7 @@ def test_a_planted_include_is_found(copy, file, line):
 )
 def test_a_planted_outcry_is_found(copy, line):
     assert len(planted(rooms.check_manners, copy, "src/os/system.cc", line)) == 1
+    assert len(planted(rooms.check_manners, copy, "src/bench/run/process.cc", line)) == 1
 
 
 @pytest.mark.parametrize(
@@ -174,6 +181,7 @@ def test_variables_that_steer_nothing_are_not_mistaken(copy):
     [
         "src/os/forgotten.cc",
         "src/handle/forgotten_test.cc",
+        "src/bench/verify/forgotten.cc",
         "tests/faults/forgotten.cc",
         "tests/fuzz/forgotten_fuzzer.cc",
         "tests/support/forgotten.cc",

@@ -8,7 +8,6 @@
 #include "bench/measure/statistics.h"
 #include "bench/run/interrupt.h"
 #include "bench/run/page_cache.h"
-#include "bench/run/results.h"
 #include "bench/run/sizes.h"
 #include "tensorferry/error.h"
 

@@ -120,4 +120,16 @@ Summary summarize(std::span<const double> values) {
   return summary;
 }
 
+Json to_json(const Summary& summary) {
+  Json json = {{"mean", summary.mean},
+               {"median", summary.median},
+               {"standard_deviation", summary.standard_deviation},
+               {"p50", summary.p50},
+               {"p90", summary.p90},
+               {"p99", summary.p99}};
+  if (summary.ci95) json["ci95"] = {summary.ci95->low, summary.ci95->high};
+  if (summary.p999) json["p999"] = *summary.p999;
+  return json;
+}
+
 }  // namespace tensorferry::bench

@@ -4,6 +4,8 @@
 #include <optional>
 #include <span>
 
+#include "bench/run/json.h"
+
 namespace tensorferry::bench {
 
 struct Interval {
@@ -26,6 +28,8 @@ struct Summary {
 
 // Of at least one value.
 [[nodiscard]] Summary summarize(std::span<const double> values);
+
+[[nodiscard]] Json to_json(const Summary& summary);
 
 // The value that a Student t variable stays below with this probability (between 0 and 1).
 [[nodiscard]] double student_t_quantile(double probability, double degrees_of_freedom);

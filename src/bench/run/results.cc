@@ -48,18 +48,6 @@ Json begin_results(const std::string& command, const std::vector<std::string>& a
   return results;
 }
 
-Json to_json(const Summary& summary) {
-  Json json = {{"mean", summary.mean},
-               {"median", summary.median},
-               {"standard_deviation", summary.standard_deviation},
-               {"p50", summary.p50},
-               {"p90", summary.p90},
-               {"p99", summary.p99}};
-  if (summary.ci95) json["ci95"] = {summary.ci95->low, summary.ci95->high};
-  if (summary.p999) json["p999"] = *summary.p999;
-  return json;
-}
-
 namespace {
 
 namespace fs = std::filesystem;

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/measure/statistics.h"
 #include "bench/run/json.h"
 #include "bench/run/place.h"
 
@@ -18,8 +17,6 @@ inline constexpr int results_version = 1;
 [[nodiscard]] Json begin_results(const std::string& command,
                                  const std::vector<std::string>& arguments,
                                  std::span<const Place> places);
-
-[[nodiscard]] Json to_json(const Summary& summary);
 
 // Throws Error where write_text() would, as far as that can be known.
 void check_writable(const std::string& path);
