@@ -104,23 +104,23 @@ bench: ## Measure this machine and write a report (ARGS=... goes to tensorferry 
 compare: ## Measure against fio, DeepSpeed, others and the targets (QUICK=1, AGAINST=results.json, ARGS=...)
 	@$(SETUP) packages build test
 	@$(build_all)
-	@$(PY) benchmarks/compare.py $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+	@$(PY) -m benchmarks.compare $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 python-figures: ## What the Python package adds: import, calls, Ctrl-C, a million reads
 	@$(SETUP) packages build test
 	@$(SETUP) venv test
 	@$(build_all)
-	@$(PY) benchmarks/python_figures.py $(ARGS)
+	@$(PY) -m benchmarks.figures.python_figures $(ARGS)
 
 command-figures: ## What the command itself costs, and tune against the full grid (8 minutes)
 	@$(SETUP) packages build test
 	@$(build_all)
-	@$(PY) benchmarks/command_figures.py $(ARGS)
+	@$(PY) -m benchmarks.figures.command_figures $(ARGS)
 
 counts: ## Instructions of the calls that are made most, against their budget
 	@$(SETUP) packages build test
 	@$(call build,release,,-t hot_paths)
-	@$(PYTHON) benchmarks/hot_paths.py $(ARGS)
+	@$(PYTHON) -m benchmarks.figures.hot_paths $(ARGS)
 
 format: ## Format all C++ and Python files in place
 	@$(SETUP) packages build check

@@ -21,22 +21,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import machine
-import page
-import results
-from copy_rows import copy_rows
-from curves import Curve, curves, million
-from drive_rows import drive_rows
-from jobs import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
-from offload_rows import offload_rows
-from pairs import PAIRS
-from peer_rows import import_rows, peer_rows
-from peers import PeerMissing, Peers
-from progress import Progress
-from rows import NO_TIME, OURS, Row
-from torch_rows import torch_rows
-
-from bench import IN_FLIGHT_BYTES_MAX, Bench
+from benchmarks.jobs import machine
+from benchmarks.jobs.job import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
+from benchmarks.jobs.peers import PeerMissing, Peers
+from benchmarks.jobs.progress import Progress
+from benchmarks.report import page, results
+from benchmarks.rows.bench import IN_FLIGHT_BYTES_MAX, Bench
+from benchmarks.rows.copy_rows import copy_rows
+from benchmarks.rows.curves import Curve, curves, million
+from benchmarks.rows.drive_rows import drive_rows
+from benchmarks.rows.offload_rows import offload_rows
+from benchmarks.rows.pairs import PAIRS
+from benchmarks.rows.peer_rows import import_rows, peer_rows
+from benchmarks.rows.row import NO_TIME, OURS, Row
+from benchmarks.rows.torch_rows import torch_rows
 
 # More than this used by others disturbs a pair.
 BYSTANDER_CORES_MAX = 0.5

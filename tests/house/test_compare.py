@@ -10,22 +10,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT))
 
-import compare  # noqa: E402
-import curves  # noqa: E402
-import headline  # noqa: E402
-import page  # noqa: E402
-import publish  # noqa: E402
-import results  # noqa: E402
-from job_process import JobProcess  # noqa: E402
-from jobs import Ferry, FioPoint, JobFailed, Sample  # noqa: E402
-from pairs import Target, figure, interval  # noqa: E402
-from peers import Peer, PeerMissing, Peers  # noqa: E402
-from progress import Progress  # noqa: E402
-from rows import NO_TIME, Row, speed  # noqa: E402
-
-import bench  # noqa: E402
+from benchmarks import compare  # noqa: E402
+from benchmarks.jobs.job import Ferry, FioPoint, JobFailed, Sample  # noqa: E402
+from benchmarks.jobs.job_process import JobProcess  # noqa: E402
+from benchmarks.jobs.peers import Peer, PeerMissing, Peers  # noqa: E402
+from benchmarks.jobs.progress import Progress  # noqa: E402
+from benchmarks.report import (
+    headline,  # noqa: E402
+    page,  # noqa: E402
+    publish,  # noqa: E402
+    results,  # noqa: E402
+)
+from benchmarks.rows import (
+    bench,  # noqa: E402
+    curves,  # noqa: E402
+)
+from benchmarks.rows.pairs import Target, figure, interval  # noqa: E402
+from benchmarks.rows.row import NO_TIME, Row, speed  # noqa: E402
 
 
 def test_the_interval_comes_from_order_statistics():
@@ -263,7 +266,8 @@ def test_a_peer_that_cannot_be_installed_says_why(tmp_path):
 
 def test_the_rows_can_be_listed_without_measuring():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "compare.py"), "--list"],
+        [sys.executable, "-m", "benchmarks.compare", "--list"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

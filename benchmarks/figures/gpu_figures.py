@@ -27,7 +27,8 @@ from statistics import median
 
 import tensorferry
 import torch
-from pairs import Target, figure
+
+from benchmarks.rows.pairs import Target, figure
 
 GB, MiB, GiB = 1e9, 1 << 20, 1 << 30
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from jobs import MIB, ROOT, Sample, run, size_text
-from pairs import Target
-from rows import Row, speed
+from benchmarks.jobs.job import MIB, ROOT, Sample, run, size_text
+from benchmarks.rows.pairs import Target
+from benchmarks.rows.row import Row, speed
 
 PROGRAM = ROOT / "build" / "release" / "benchmarks" / "copy_benchmark"
 REPETITIONS = 5

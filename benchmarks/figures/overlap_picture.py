@@ -2,14 +2,14 @@
 for which part of it how many requests were in the drive's queue.
 
     echo '{"kind": "step", "repeat": 1}' | TENSORFERRY_TRACE=trace.json \\
-        python benchmarks/offload_jobs.py tensorferry DIR
-    python benchmarks/overlap_picture.py trace.json docs/pictures/overlap.svg
+        python benchmarks/jobs/offload_jobs.py tensorferry DIR
+    python -m benchmarks.figures.overlap_picture trace.json docs/pictures/overlap.svg
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 LANES = (
@@ -101,10 +101,14 @@ def draw(events: list[dict]) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    events = json.loads(Path(sys.argv[1]).read_text())
-    target = Path(sys.argv[2])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("picture", type=Path, help="the SVG file to write")
+    given = parser.parse_args()
+    events = json.loads(given.trace.read_text())
+    target = given.picture
     target.parent.mkdir(parents=True, exist_ok=True)
     begin, end = last_step(events)
     target.write_text(draw(shown(events, begin, end)))

@@ -1,6 +1,6 @@
 """What every pass over a file took, and what the machine did meanwhile.
 
-    PYTHONPATH=build/release/python python benchmarks/passes.py FILE --direction write
+    PYTHONPATH=build/release/python python -m benchmarks.figures.passes FILE --direction write
 
 Medians hide what changes from second to second. Each line is one pass from ordinary memory and one
 from page-locked memory right after it, with the CPU time of this process, the interrupts of the
@@ -13,8 +13,9 @@ import argparse
 import time
 from pathlib import Path
 
-import machine
 import tensorferry
+
+from benchmarks.jobs import machine
 
 ROW = "{:>8}  {:>8}  {:>6}  {:>10}  {:>6}    {:>11}  {:>6}  {:>10}"
 HEAD = ("at s", "ordinary", "CPU s", "interrupts", "steal", "page-locked", "CPU s", "interrupts")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import machine
+from benchmarks.jobs import machine
 
 MIB = 1 << 20
 GIB = 1 << 30
 JOB_SECONDS_MAX = 600
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "release" / "benchmarks" / "ferry_job"
 REPORTS = ROOT / "build" / "reports"
 

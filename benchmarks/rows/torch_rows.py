@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from job_process import JobProcess
-from jobs import GIB, MIB, Sample, size_text
-from pairs import Target
-from peers import Peers
-from rows import Row, call, memory, speed
-
-from bench import Bench
+from benchmarks.jobs.job import GIB, MIB, Sample, size_text
+from benchmarks.jobs.job_process import JobProcess
+from benchmarks.jobs.peers import Peers
+from benchmarks.rows.bench import Bench
+from benchmarks.rows.pairs import Target
+from benchmarks.rows.row import Row, call, memory, speed
 
 TENSOR_FILE_BYTES = GIB
 PASSES = {8 * MIB: 40, 256 * MIB: 4, GIB: 2}

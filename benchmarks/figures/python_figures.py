@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from callgrind import instructions_each
-from jobs import PROGRAM, ROOT
+from benchmarks.figures.callgrind import instructions_each
+from benchmarks.jobs.job import PROGRAM, ROOT
 
 BYTES = 4096
 FILE_BYTES = 16 << 20

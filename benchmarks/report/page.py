@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil, floor, log
 from pathlib import Path
@@ -146,7 +146,7 @@ LINE_COLOURS = ("#2563a8", "#c2571a", "#19794a")
 
 
 def line_chart(
-    x_name: str, unit: str, x_texts: Sequence[str], lines: dict[str, Sequence[float]]
+    x_name: str, unit: str, x_texts: Sequence[str], lines: Mapping[str, Sequence[float]]
 ) -> str:
     """Values over points that stand at equal distances, as sizes that double do."""
     width, height, left, bottom, top = 620, 300, 56, 258, 34

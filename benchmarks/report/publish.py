@@ -1,7 +1,7 @@
 """Takes a run of compare.py into the documents: benchmarks/results.json, and the tables and
 pictures of docs/performance.md.
 
-    python benchmarks/publish.py build/reports
+    python -m benchmarks.report.publish build/reports
 
 The first table and its picture are those of headline.py. The summary of the targets gets what was
 measured and the verdicts; the paragraph that begins with "**Where the
@@ -13,20 +13,20 @@ README.md, docs/index.md and the guides repeat figures; tests/house/test_compare
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
-import headline
-from jobs import ROOT, size_text
-from page import markdown_line
-from pairs import PAIRS, PAIRS_TO_JUDGE, standing
-from results import cells
-from rows import MORE_IS_BETTER
+from benchmarks.jobs.job import REPORTS, ROOT, size_text
+from benchmarks.report import headline
+from benchmarks.report.page import markdown_line
+from benchmarks.report.results import cells
+from benchmarks.rows.pairs import PAIRS, PAIRS_TO_JUDGE, standing
+from benchmarks.rows.row import MORE_IS_BETTER
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -200,7 +200,11 @@ def compact(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    reports = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "reports"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("reports", type=Path, nargs="?", default=REPORTS, help="of the run")
+    reports = parser.parse_args().reports
     results = json.loads(without_folder((reports / "compare.json").read_text()))
     if why := not_to_be_shown(results):
         raise SystemExit(f"this run cannot be shown: {why}")

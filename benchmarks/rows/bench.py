@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from jobs import (
+from benchmarks.jobs.job import (
     GIB,
     MIB,
     Ferry,
@@ -19,7 +19,7 @@ from jobs import (
     fio_new_files,
     size_text,
 )
-from progress import Progress
+from benchmarks.jobs.progress import Progress
 
 CALL_FILE_BYTES = GIB
 # Enough passes that fio's millisecond matters little.

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from job_process import JobProcess
-from jobs import GIB, FioPoint, Sample, fio_large
-from pairs import Target
-from peers import Peers
-from rows import Row, seconds
-
-from bench import Bench
+from benchmarks.jobs.job import GIB, FioPoint, Sample, fio_large
+from benchmarks.jobs.job_process import JobProcess
+from benchmarks.jobs.peers import Peers
+from benchmarks.rows.bench import Bench
+from benchmarks.rows.pairs import Target
+from benchmarks.rows.row import Row, seconds
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3

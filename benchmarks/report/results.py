@@ -10,13 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import page
-from curves import Curve
-from pairs import PAIRS_TO_JUDGE
-from peers import Peers
-from rows import MORE_IS_BETTER, NO_TIME, Row
-
-from bench import Bench, drive_differs
+from benchmarks.jobs.peers import Peers
+from benchmarks.report import page
+from benchmarks.rows.bench import Bench, drive_differs
+from benchmarks.rows.curves import Curve
+from benchmarks.rows.pairs import PAIRS_TO_JUDGE
+from benchmarks.rows.row import MORE_IS_BETTER, NO_TIME, Row
 
 HEAD = ["what / against what", "ours", "other", "unit", "ratio", "95 % interval", "target", ""]
 NUMBERS = (1, 2, 4, 5, 6)

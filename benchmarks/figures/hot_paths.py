@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from callgrind import instructions_each
-from jobs import PROGRAM, ROOT
+from benchmarks.figures.callgrind import instructions_each
+from benchmarks.jobs.job import PROGRAM, ROOT
 
 TOLERANCE = 0.10
 ELEMENTS = 10_000  # of one read_many

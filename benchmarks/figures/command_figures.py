@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from callgrind import instructions_each
-from jobs import PROGRAM, ROOT
-from pairs import Target, figure
-from progress import Progress
+from benchmarks.figures.callgrind import instructions_each
+from benchmarks.jobs.job import PROGRAM, ROOT
+from benchmarks.jobs.progress import Progress
+from benchmarks.rows.pairs import Target, figure
 
 FERRY = ROOT / "build/release/bin/tensorferry"
 COUNTED = (300, 800)  # more than 256: with fewer the file of bench would grow with the count

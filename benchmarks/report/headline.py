@@ -1,21 +1,22 @@
 """What a newcomer wants to know of a run, in a user's words: the first table of docs/performance.md
 and docs/pictures/speed.svg.
 
-    python benchmarks/headline.py         # draws the picture from results.json
+    python -m benchmarks.report.headline   # draws the picture from results.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from html import escape
 from math import log
 from typing import Any
 
-from jobs import ROOT
-from page import markdown_line, picture
-from pairs import standing
-from results import cells
-from rows import MORE_IS_BETTER
+from benchmarks.jobs.job import ROOT
+from benchmarks.report.page import markdown_line, picture
+from benchmarks.report.results import cells
+from benchmarks.rows.pairs import standing
+from benchmarks.rows.row import MORE_IS_BETTER
 
 PICTURE = ROOT / "docs" / "pictures" / "speed.svg"
 HEAD = "| what you do | beside | tensorferry | the other | times as fast |"
@@ -102,6 +103,9 @@ def draw(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     PICTURE.write_text(draw(results["rows"]))
 

@@ -7,12 +7,11 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from job_process import JobProcess
-from jobs import ROOT, JobFailed, Sample, size_text
-from peers import Peers
-from rows import Row, milliseconds, speed
-
-from bench import Bench
+from benchmarks.jobs.job import ROOT, JobFailed, Sample, size_text
+from benchmarks.jobs.job_process import JobProcess
+from benchmarks.jobs.peers import Peers
+from benchmarks.rows.bench import Bench
+from benchmarks.rows.row import Row, milliseconds, speed
 
 SMALL_TENSORS = 10_000
 # How it saves (some only load), how it loads, the side of peer_jobs.py and the peer.

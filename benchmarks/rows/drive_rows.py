@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from jobs import GIB, MIB, Sample, fio_queue, fio_together, size_text
-from pairs import Target
-from rows import Row, call, call_less_open, cpu, speed
-
-from bench import CALLS, Bench
+from benchmarks.jobs.job import GIB, MIB, Sample, fio_queue, fio_together, size_text
+from benchmarks.rows.bench import CALLS, Bench
+from benchmarks.rows.pairs import Target
+from benchmarks.rows.row import Row, call, call_less_open, cpu, speed
 
 Job = Callable[[], Sample]
 QUEUE_COUNT = 50_000

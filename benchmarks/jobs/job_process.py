@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from jobs import ROOT, JobFailed, Sample
-from peers import Peers
+from benchmarks.jobs.job import ROOT, JobFailed, Sample
+from benchmarks.jobs.peers import Peers
 
 ANSWER_SECONDS_MAX = 900  # DeepSpeed builds its op before the first one
 
@@ -24,7 +25,7 @@ class JobProcess:
     def __init__(self, program: str, side: str, peers: Peers, peer: str, *arguments: str) -> None:
         self.side = side
         self.python = partial(peers.python, peer)
-        self.command = [str(ROOT / "benchmarks" / program), side, *arguments]
+        self.command = [str(Path(__file__).parent / program), side, *arguments]
         self.process: subprocess.Popen[str] | None = None
         self.complaints = tempfile.TemporaryFile("w+")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jobs import JobFailed, Sample
-from pairs import Figure, Target, figure
+from benchmarks.jobs.job import JobFailed, Sample
+from benchmarks.rows.pairs import Figure, Target, figure
 
 OURS = "our side: "  # begins the reason where it was our own job that failed
 NO_TIME = "no time for it"  # the reason where a first look ended before its first pair

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-import machine
-from jobs import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
-from pairs import Target
-from rows import Row, call, descriptors, memory
-
-from bench import Bench
+from benchmarks.jobs import machine
+from benchmarks.jobs.job import GIB, MIB, FioPoint, Sample, fio_calls, fio_large, size_text
+from benchmarks.rows.bench import Bench
+from benchmarks.rows.pairs import Target
+from benchmarks.rows.row import Row, call, descriptors, memory
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB

@@ -15,8 +15,8 @@ import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs import ROOT
-from progress import Progress
+from benchmarks.jobs.job import ROOT
+from benchmarks.jobs.progress import Progress
 
 HOME = ROOT / "build" / "peers"
 TORCH = ("torch==2.13.0", "numpy>=2,<3")  # as in scripts/requirements-test.txt

@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 SECONDS_MAX = 300
 
 
-def instructions(command: list[object], env: Mapping[str, str]) -> int:
+def instructions(command: Sequence[object], env: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="callgrind-") as folder:
         out = Path(folder) / "out"
         words = [
@@ -31,7 +31,7 @@ def instructions(command: list[object], env: Mapping[str, str]) -> int:
 
 
 def instructions_each(
-    make: Callable[[int], list[object]], counts: tuple[int, int], env: Mapping[str, str]
+    make: Callable[[int], Sequence[object]], counts: tuple[int, int], env: Mapping[str, str]
 ) -> float:
     """Of one of the calls that `make(count)` makes `count` of: the difference of two runs, which is
     free of start and end."""
