@@ -1,5 +1,5 @@
-"""Instructions of a call, counted by callgrind over all threads. They are the same again and again
-where times are not."""
+"""Instructions of a call, counted by callgrind over all threads: unlike times, the same in every
+run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def instructions(command: Sequence[object], env: Mapping[str, str]) -> int:
 def instructions_each(
     make: Callable[[int], Sequence[object]], counts: tuple[int, int], env: Mapping[str, str]
 ) -> float:
-    """Of one of the calls that `make(count)` makes `count` of: the difference of two runs, which is
-    free of start and end."""
+    """Instructions of one call. `make(count)` is a command that makes `count` calls; the difference
+    of two runs excludes start and end."""
     few, many = (instructions(make(count), env) for count in counts)
     return (many - few) / (counts[1] - counts[0])

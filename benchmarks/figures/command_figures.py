@@ -2,11 +2,11 @@
 """The figures of the command: `make command-figures`.
 
 - Its own cost: `tensorferry bench` of 1 MiB reads against the bare calls of the C++ API in a loop
-  (`bare_calls`). Instructions are counted by callgrind over two runs of different
-  length, whose difference is free of start and end; CPU time is of the process, in pairs.
-- The tuner: `tensorferry tune` against the full grid of its own candidates. The grid is measured
-  afresh, point by point, in two passes; its best points then meet the tuned one in interleaved
-  pairs. The figure is the ratio of their speeds, read and write together.
+  (`bare_calls`). callgrind counts the instructions of two runs of different length; the difference
+  excludes start and end. CPU time is that of the process, in pairs.
+- The tuner: `tensorferry tune` against the full grid of its candidates. It measures the grid point
+  by point, in two passes, and then the best points against the tuned one in interleaved pairs. The
+  figure is the ratio of their speeds, read and write together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.jobs.progress import Progress
 from benchmarks.rows.pairs import Target, figure
 
 FERRY = ROOT / "build/release/bin/tensorferry"
-COUNTED = (300, 800)  # more than 256: with fewer the file of bench would grow with the count
+COUNTED = (300, 800)  # above 256: below it the file of bench grows with the count
 TIMED = 4000
 POINT_BYTES = 256 << 20
 FINALISTS = 3
@@ -70,13 +70,13 @@ def bare(folder: Path, count: int, engine: str) -> list[object]:
 
 
 def counted(make, folder: Path) -> float:
-    """Instructions per iteration. bench makes a write and a read in each, the bare job too."""
-    # io_uring hangs under valgrind; what the command adds is the same for every engine.
+    """Instructions per iteration. Both bench and bare_calls make a write and a read in each."""
+    # io_uring hangs under valgrind; the command adds the same to every engine.
     return instructions_each(lambda count: make(folder, count, "threads"), COUNTED, ENV)
 
 
 def cpu_us_per_read(folder: Path) -> tuple[float, float]:
-    """(bench, bare), of one pair of runs."""
+    """(bench, bare) of one pair of runs."""
     results = folder / "bench.json"
     run(*bench(folder, TIMED, "auto"), "--json", results)
     (read,) = [
@@ -93,7 +93,7 @@ def own_cost(folder: Path, pairs: int, progress: Progress) -> None:
     own = (with_command - without) / 2
     print(
         f"instructions per operation: {with_command / 2:.0f} in bench, {without / 2:.0f} bare: "
-        f"{own:.0f} are the command's own"
+        f"the command adds {own:.0f}"
     )
     times = []
     for i in range(pairs):
@@ -106,9 +106,9 @@ def own_cost(folder: Path, pairs: int, progress: Progress) -> None:
         f"bare: ratio {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), target <= 1.02: "
         f"{ratio.verdict}"
     )
-    # Four instructions in a nanosecond would be fast; one is slow.
+    # One instruction per nanosecond is slow; four would be fast.
     print(
-        f"at one instruction per nanosecond its own {own:.0f} are {own / 1000:.2f} us, "
+        f"at one instruction per nanosecond these {own:.0f} take {own / 1000:.2f} us, "
         f"{own / 1000 / plain * 100:.1f} % of a 1 MiB read's CPU time"
     )
 
@@ -121,7 +121,7 @@ def setting(candidate: dict) -> tuple:
 
 
 def speed(folder: Path, point: tuple, directions: tuple[str, ...]) -> float:
-    """GB/s; for both directions together, the same bytes each way."""
+    """GB/s over all directions, with the same bytes each way."""
     engine, block, depth, workers = point
     seconds = 0.0
     for direction in directions:
@@ -182,7 +182,7 @@ def tuner(folder: Path, objective: str, pairs: int, progress: Progress) -> None:
     )
     for rival in ranked[:FINALISTS]:
         if rival == best:
-            print(f"  it is the grid's best or next to it: {rival}")
+            print(f"  the tuned point is among the best of the grid: {rival}")
             continue
         ratios = []
         for i in range(pairs):

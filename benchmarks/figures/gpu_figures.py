@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The figures of tensors on a GPU: `make gpu-figures`, on a machine that has one.
+"""The figures of tensors on a GPU: `make gpu-figures`, on a machine with a GPU.
 
-Each row is a ratio of two ways, measured in turns on the same file:
+Each row is a ratio of two sides, measured in turns on the same file:
 - a tensor of 1 GiB on the GPU against page-locked memory of the CPU, raw io_uring (raw_ring),
   NVIDIA's cuFile (torch.cuda.gds), torch.load().cuda() and torch.save(x.cpu());
 - the latency of small transfers against cuFile's;
 - a step of AdamW with states on the drive against the drive alone;
-- a file in memory (tmpfs) against the lesser of a page-locked copy over PCIe and pread from there
-  by as many threads.
-Then a set of tensors, 20 GB in all, is read to the GPU: speed over time, memory, CPU time.
+- a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
+  threads.
+Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def timed(work) -> float:
 
 
 def row(name: str, ours, other, pairs: int, target: Target | None, unit: str = "s") -> None:
-    """Prints how many times as fast ours is, as the median of the paired ratios."""
+    """Prints how many times as fast we are, as the median of the paired ratios."""
     times = []
     for i in range(pairs + 1):
         first, second = (ours, other) if i % 2 else (other, ours)
@@ -58,7 +58,7 @@ def row(name: str, ours, other, pairs: int, target: Target | None, unit: str = "
 
 
 class Gds:
-    """cuFile, as torch offers it; None where it does not work."""
+    """torch's cuFile; None if it does not work here."""
 
     def __init__(self, path: Path, tensor: torch.Tensor):
         self._file = torch.cuda.gds.GdsFile(str(path), os.O_RDWR | os.O_CREAT)
@@ -140,8 +140,8 @@ def large_rows(folder: Path, program: Path, pairs: int) -> None:
 
 
 def step_row(folder: Path, program: Path, pairs: int) -> None:
-    """A step of AdamW whose states are on the drive, against the drive alone: the same bytes read
-    and written at the same time."""
+    """A step of AdamW with its states on the drive, against the drive alone, which reads and writes
+    the same bytes at the same time."""
     params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda")) for _ in range(8)]
     for param in params:
         param.grad = torch.ones_like(param)
@@ -203,7 +203,7 @@ def small_rows(folder: Path, pairs: int) -> None:
 
 
 def cached_rows(folder: Path, pairs: int) -> None:
-    """From memory: the drive is not the limit."""
+    """Reads from memory, so the drive is not the limit."""
     path = folder / "cached.bin"
     size, block, threads = GiB, 4 * MiB, 16
     gpu = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
@@ -254,7 +254,7 @@ def resident_bytes() -> int:
 
 
 def set_of_tensors(folder: Path, total: int) -> None:
-    """A model's worth of tensors, read one after the other as they are needed."""
+    """Reads the tensors of a whole model, one after the other."""
     path, size, ahead = folder / "set.bin", 256 * MiB, 4
     count = int(total // size)
     source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
@@ -297,7 +297,7 @@ def main() -> int:
     parser.add_argument("--set-gb", type=float, default=20, help="size of the set of tensors")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("there is no GPU here that torch can use", file=sys.stderr)
+        print("torch finds no GPU here: run this on a machine with one", file=sys.stderr)
         return 1
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
           f"tensorferry {tensorferry.__version__}")  # fmt: skip

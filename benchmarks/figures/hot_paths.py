@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Instructions of the calls that are made most, against their budget: `make counts`.
 
-The budget is what g++ 12 makes of the preset `release` on x86-64. Fails when a call takes more than
-its budget and the tolerance; where one takes less, the budget is to be lowered.
+The budget holds for g++ 12, the preset `release` and x86-64. The exit status is 1 if a call takes
+more than its budget and the tolerance. If one takes less, lower the budget.
 
-valgrind lets no other thread run while one waits in io_uring_enter, so the requests here are
-libaio's and the threads'; all but the engine itself is the same for io_uring.
+Under valgrind no other thread runs while one waits in io_uring_enter, so this uses libaio and
+threads. All but the engine itself is the same for io_uring.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ELEMENTS = 10_000  # of one read_many
 @dataclass(frozen=True)
 class HotPath:
     what: str
-    name: str  # for hot_paths.cc
+    name: str  # in hot_paths.cc
     engine: str
     budget: int  # instructions
     counts: tuple[int, int] = (100, 1100)
-    parts: int = 1  # that one call is divided into
+    parts: int = 1  # of one call, to divide by
 
 
 def many(what: str, name: str, budget: int) -> HotPath:

@@ -1,5 +1,5 @@
-"""Draws one optimizer step from a trace: which sub-groups are read, computed and written when. Says
-for which part of it how many requests were in the drive's queue.
+"""Draws one optimizer step from a trace: when it reads, computes and writes each sub-group. Prints
+how full the drive's queue was.
 
     echo '{"kind": "step", "repeat": 1}' | TENSORFERRY_TRACE=trace.json \\
         python benchmarks/jobs/offload_jobs.py tensorferry DIR
@@ -35,20 +35,20 @@ def shown(events: list[dict], begin: float, end: float) -> list[dict]:
 
 
 def queued(events: list[dict], begin: float, end: float, count: int) -> float:
-    """For which part of the time at least `count` requests were in the queue."""
+    """The part of the time in which at least `count` requests were in the queue."""
     changes = []
     for e in events:
         if e["cat"] == "request" and e["ts"] < end and e["ts"] + e["dur"] > begin:
             changes += [(max(begin, e["ts"]), 1), (min(end, e["ts"] + e["dur"]), -1)]
-    so_many, since, total = 0, begin, 0.0
+    in_queue, since, total = 0, begin, 0.0
     for at, change in sorted(changes):
-        total += (at - since) * (so_many >= count)
-        so_many, since = so_many + change, at
+        total += (at - since) * (in_queue >= count)
+        in_queue, since = in_queue + change, at
     return total / (end - begin)
 
 
 def rows(spans: list[tuple[float, float]]) -> list[int]:
-    """A row for each span, so that those in one row do not overlap."""
+    """A row for each span, so that no two spans in one row overlap."""
     ends: list[float] = []
     chosen = []
     for begin, end in spans:
@@ -114,7 +114,9 @@ def main() -> None:
     target.write_text(draw(shown(events, begin, end)))
     parts = (f"{count}: {queued(events, begin, end, count):.0%}" for count in (1, 16, 32))
     seconds = (end - begin) / 1e6
-    print(f"a step of {seconds:.3f} s; at least so many in the queue: {', '.join(parts)}")
+    print(
+        f"a step of {seconds:.3f} s; time with at least N requests in the queue: {', '.join(parts)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What every pass over a file took, and what the machine did meanwhile.
+"""Prints how long every pass over a file takes, and what the machine does meanwhile.
 
     PYTHONPATH=build/release/python python -m benchmarks.figures.passes FILE --direction write
 
-Medians hide what changes from second to second. Each line is one pass from ordinary memory and one
-from page-locked memory right after it, with the CPU time of this process, the interrupts of the
-drive and the processor time that the host gave to others. FILE is made, and removed at the end.
+Medians hide changes from second to second. Each line is one pass from ordinary memory and one from
+page-locked memory right after it, with the CPU time of this process, the interrupts of the drive
+and the processor time that the host gave to others. It makes FILE and removes it at the end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ HEAD = ("at s", "ordinary", "CPU s", "interrupts", "steal", "page-locked", "CPU 
 
 
 def drive_of(path: Path) -> str:
-    """The driver's name for the drive that holds `path`, as /proc/interrupts has it."""
+    """The name of the drive under `path` in /proc/interrupts."""
     queue = machine.queue_of(path)
     return (queue.parent / "device").resolve().name if queue else "none"
 
 
 def interrupts(drive: str) -> int:
-    """How many the drive has sent so far, to all processors."""
+    """Interrupts of the drive so far, on all processors."""
     total = 0
     for line in Path("/proc/interrupts").read_text().splitlines():
         fields = line.split()
@@ -38,7 +38,7 @@ def interrupts(drive: str) -> int:
 
 
 def stolen() -> int:
-    """Ticks that the host gave to others, of all processors."""
+    """Ticks of all processors that the host gave to others."""
     return int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
 
 
@@ -58,10 +58,12 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--direction", choices=("read", "write"), default="read")
     parser.add_argument("--mib", type=int, default=1024, help="size of a pass (default: 1024)")
-    parser.add_argument("--seconds", type=float, default=20, help="how long (default: 20)")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="how long to measure (default: 20)"
+    )
     given = parser.parse_args()
     if given.file.exists():
-        parser.error(f"{given.file} exists and would be overwritten; name another file")
+        parser.error(f"{given.file} exists already; choose a new file")
     size = given.mib << 20
     ordinary = memoryview(bytearray(size + 64))[64:]
     locked = tensorferry.PinnedBuffer(size)

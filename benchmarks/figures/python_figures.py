@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """The figures of the Python package: `make python-figures`.
 
-- Import: what `import tensorferry` takes beyond starting Python.
+- Import: the time of `import tensorferry`, without starting Python.
 - A call: a synchronous read of 4 KiB on an open File, from C++ and from Python, on a file in
-  memory, so that no drive is in the way. Instructions are counted by callgrind over two runs of
-  different length, whose difference is free of start and end. The time is the median over
-  alternating runs.
+  memory, so that no drive takes part. callgrind counts the instructions of two runs of different
+  length; the difference excludes start and end. The time is the median over alternating runs.
 - Ctrl-C: from the signal to KeyboardInterrupt in a wait.
 - A million reads: memory and descriptors before and after.
-- A fork beside 2 GiB of page-locked memory that were used and are idle, and beside none: how long
-  os.fork() takes in the parent, and how much memory the child has to itself.
+- A fork with 2 GiB of used but idle page-locked memory, and with none: how long os.fork() takes in
+  the parent, and how much memory the kernel copies for the child.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ with tensorferry.Handle() as handle, tensorferry.File(path) as file:
 print(statistics.median(times) / 1000)
 """
 
-# One request of 4 KiB at a time: 256 MiB take longer than anybody waits.
+# One request of 4 KiB at a time, so that 256 MiB take much longer than the test.
 CTRL_C_JOB = """
 import os, signal, sys, threading, time
 import tensorferry
@@ -152,7 +151,7 @@ def verdict(value: float, limit: float) -> str:
 def import_figure(rounds: int) -> None:
     times = []
     for _ in range(rounds):
-        # Its own modules and the standard library's that nobody had imported before.
+        # Its own modules, and those of the standard library that Python had not imported yet.
         text = run([sys.executable, "-X", "importtime", "-c", "import tensorferry"])
         times.append(int(re.findall(r"\|\s*(\d+) \| tensorferry$", text, re.M)[-1]) / 1000)
     shown = verdict(median(times), 50)

@@ -1,7 +1,7 @@
-"""Runs one job of fio or of ferry_job and returns what it measured.
+"""Runs one job of fio or of ferry_job and returns its measurements.
 
-Both start their clock after memory, rings and files are set up. A Sample is one job; only samples
-that were taken one right after the other on the same file may be compared.
+Both start their clock after they have set up memory, rings and files. A Sample is one job. Compare
+only samples that were taken one right after the other on the same file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REPORTS = ROOT / "build" / "reports"
 
 
 class JobFailed(Exception):
-    """A job ended badly; the text says which and how."""
+    """A job failed; the text says which and why."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one job measured; 0 where the job has no such figure."""
+    """The measurements of one job; 0 if the job does not measure it."""
 
     gb_per_second: float = 0.0
     cpu_seconds_per_gb: float = 0.0
@@ -49,8 +49,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class FioPoint:
-    """The settings of fio that its calibration chooses from. Buffers are fixed only where that much
-    memory may be locked."""
+    """Settings of fio, among which its calibration chooses. The buffers are fixed only if this user
+    may lock that much memory."""
 
     block_bytes: int
     depth: int
@@ -72,7 +72,7 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-# fio at its best: its buffers are of huge pages then, as ours are.
+# So fio has its buffers on huge pages, as we have.
 FIO_ENV = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -83,22 +83,22 @@ def run(command: list[str]) -> Any:
             command, capture_output=True, text=True, env=env, timeout=JOB_SECONDS_MAX, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise JobFailed(f"{' '.join(command)}: not done after {JOB_SECONDS_MAX} s") from error
+        raise JobFailed(f"{' '.join(command)}: no answer within {JOB_SECONDS_MAX} s") from error
     except OSError as error:
         raise JobFailed(f"{command[0]}: {error.strerror}") from error
     said = done.stderr.strip() or done.stdout.strip()
-    # fio may put a warning before its JSON.
+    # fio may print a warning before its JSON.
     begin = done.stdout.find("{")
     if done.returncode != 0 or begin < 0:
         raise JobFailed(f"{' '.join(command)}: {said}")
     try:
         return json.loads(done.stdout[begin:])
     except json.JSONDecodeError as error:
-        raise JobFailed(f"{' '.join(command)}: no JSON: {said}") from error
+        raise JobFailed(f"{' '.join(command)}: it printed no JSON: {said}") from error
 
 
 def remove(paths: list[Path]) -> None:
-    """Removes files and lets the file system finish with them before something else is measured."""
+    """Removes files and waits until the file system has done so, before the next measurement."""
     for path in paths:
         path.unlink(missing_ok=True)
     if not paths:
@@ -111,12 +111,12 @@ def remove(paths: list[Path]) -> None:
 
 
 def fio_seconds(job: dict[str, Any], direction: str) -> float:
-    """fio rounds its running time up to a millisecond: half a one is what it adds on average."""
+    """fio rounds its running time up to a millisecond, which adds half a millisecond on average."""
     return max(float(job[direction]["runtime"]) - 0.5, 0.5) / 1000
 
 
 def fio_cpu_seconds(job: dict[str, Any]) -> float:
-    """The same with user and system time, each cut down to a millisecond."""
+    """fio rounds user and system time down to a millisecond each."""
     share = (float(job["usr_cpu"]) + float(job["sys_cpu"])) / 100
     return share * float(job["job_runtime"]) / 1000 + 0.001
 
@@ -132,8 +132,8 @@ def fio_options(point: FioPoint, direction: str, size: int, engine: str = "io_ur
         f"--bs={point.block_bytes}",
         f"--iodepth={point.depth}",
         f"--size={size}",
-        # fio at its best: it would otherwise change every block before writing it, and drop the
-        # page cache, which direct I/O does not use, at each pass.
+        # Otherwise fio changes every block before it writes it, and drops the page cache at each
+        # pass, which direct I/O does not use.
         "--scramble_buffers=0",
         "--invalidate=0",
         *ring,
@@ -149,7 +149,7 @@ def fio_large(
     continuous: bool = False,
     engine: str = "io_uring",
 ) -> Sample:
-    """`repeat` passes over one file; `continuous` makes them one job without drain in between."""
+    """`repeat` passes over one file; `continuous` does not drain the queue between them."""
     passes = f"--io_size={size * repeat}" if continuous else f"--loops={repeat}"
     options = fio_options(point, direction, size, engine)
     command = ["fio", "--output-format=json", "--name=large", f"--filename={file}", passes]
@@ -167,7 +167,7 @@ def fio_large(
 
 
 def fio_mixed(file: Path, point: FioPoint, size: int, repeat: int) -> Sample:
-    """One job that reads and overwrites, half each. Two jobs would not begin at the same moment."""
+    """One job that reads and overwrites, half each, because two jobs do not begin at one moment."""
     command = ["fio", "--output-format=json", "--name=mixed", f"--filename={file}"]
     command += [f"--io_size={size * repeat}", *fio_options(point, "rw", size)]
     job = run(command)["jobs"][0]
@@ -202,8 +202,8 @@ def fio_queue(file: Path, file_bytes: int, count: int) -> Sample:
 def fio_new_files(
     files: list[Path], point: FioPoint, size: int, preallocate: bool = True
 ) -> Sample:
-    """Writes files that do not exist yet, one after the other. fio preallocates by default, before
-    its clock starts."""
+    """Writes new files, one after the other. fio preallocates by default, before its clock
+    starts."""
     remove(files)
     command = ["fio", "--output-format=json", *fio_options(point, "write", size)]
     command += [] if preallocate else ["--fallocate=none"]
@@ -254,8 +254,8 @@ class Ferry:
         report = run([str(self.program), "--file", str(file), *options])
         if not report["direct"]:
             raise JobFailed(
-                f"{file} is not read directly: {report['direct_reason']}; name a drive with "
-                "--directory"
+                f"{file} cannot be read with O_DIRECT: {report['direct_reason']}; choose a drive "
+                "with --directory"
             )
         calls = report.get("call_us", {"p50": 0.0, "mean": 0.0})
         return Sample(
@@ -273,7 +273,7 @@ class Ferry:
     def queue(
         self, file: Path, file_bytes: int, count: int, repeat: int, seed: int = 1
     ) -> dict[str, Any]:
-        """Reads of 4 KiB at random offsets, 64 at a time; all that the job says."""
+        """Reads of 4 KiB at random offsets, 64 at a time; returns the whole report."""
         report: dict[str, Any] = run(
             [str(self.program), "--file", str(file), "--mode", "queue", "--bytes", "4K"]
             + ["--file-bytes", str(file_bytes), "--count", str(count), "--repeat", str(repeat)]
@@ -301,15 +301,17 @@ class Ferry:
                 process.stdin.flush()
             texts = [process.communicate(timeout=JOB_SECONDS_MAX)[0] for process in running]
         except subprocess.TimeoutExpired as error:
-            raise JobFailed(f"two processes: not done after {JOB_SECONDS_MAX} s") from error
+            raise JobFailed(f"two processes: no answer within {JOB_SECONDS_MAX} s") from error
         except BrokenPipeError as error:
-            raise JobFailed("two processes: one ended before it began") from error
+            raise JobFailed("two processes: one ended before it could start") from error
         finally:
             for process in running:
                 process.kill()
                 process.wait()
         if any(process.returncode != 0 for process in running):
-            raise JobFailed(f"two processes: ended with {[p.returncode for p in running]}")
+            raise JobFailed(
+                f"two processes: their exit statuses are {[p.returncode for p in running]}"
+            )
         ends = [json.loads(text)["end_ns"] for text in texts]
         seconds = (max(ends) - begin_ns) / 1e9
         return Sample(gb_per_second=2 * size * repeat / 1e9 / seconds, engine="processes")
@@ -320,7 +322,7 @@ class Ferry:
         )
 
     def new_files(self, file: Path, size: int, repeat: int) -> Sample:
-        """Writes `repeat` files that do not exist yet, one after the other."""
+        """Writes `repeat` new files, one after the other."""
         remove(list(file.parent.glob(f"{file.name}.*")))
         sample = self.large(file, "write", size, repeat, "--new-file")
         remove(list(file.parent.glob(f"{file.name}.*")))

@@ -1,4 +1,4 @@
-"""Jobs for a process that compare.py keeps: a line of JSON in, a line of JSON out."""
+"""Serves the jobs of compare.py in a process: a line of JSON in, a line of JSON out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def serve(make: Callable[[], Any]) -> None:
-    """Runs the jobs that standard input names on what `make` returns, until it ends."""
+    """Calls the methods of `make()` that standard input names, until it ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed's builder and its functions print
+    os.dup2(2, 1)  # DeepSpeed prints to standard output
     try:
         jobs = make()
     except Exception as error:
@@ -23,6 +23,6 @@ def serve(make: Callable[[], Any]) -> None:
         job = json.loads(line)
         try:
             answer = getattr(jobs, job.pop("kind"))(**job)
-        except Exception as error:  # said to the one who asked
+        except Exception as error:  # goes to the caller
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""A process that compare.py keeps and gives jobs to, in the environment of a peer."""
+"""A process in the environment of a peer to which compare.py gives jobs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from benchmarks.jobs.job import ROOT, JobFailed, Sample
 from benchmarks.jobs.peers import Peers
 
-ANSWER_SECONDS_MAX = 900  # DeepSpeed builds its op before the first one
+ANSWER_SECONDS_MAX = 900  # DeepSpeed builds its op before its first answer
 
 
 class JobProcess:
-    """A program of this folder that serves jobs (see job_lines.py). At its first job the
-    environment is made, if need be, and the program started."""
+    """A program of this folder that serves jobs (see job_lines.py). The first job sets up the
+    environment, if it is missing, and starts the program."""
 
     def __init__(self, program: str, side: str, peers: Peers, peer: str, *arguments: str) -> None:
         self.side = side
@@ -41,11 +41,11 @@ class JobProcess:
         python = self.python()
         env = os.environ | {
             "PYTHONPATH": str(ROOT / "build" / "release" / "python"),
-            # Built once, in five minutes, and kept.
+            # DeepSpeed builds it once, in five minutes.
             "TORCH_EXTENSIONS_DIR": str(ROOT / "build" / "deepspeed_op"),
         }
         env.pop("TENSORFERRY_DEEPSPEED", None)
-        # Its tools, as ninja, are beside its Python.
+        # Tools such as ninja lie beside the Python.
         env["PATH"] = f"{python.parent}:{env.get('PATH', '')}"
         self.process = subprocess.Popen(
             [str(python), *self.command],
@@ -63,7 +63,7 @@ class JobProcess:
             if job is not None:
                 self.process.stdin.write(job + "\n")
                 self.process.stdin.flush()
-            # An answer is one line, so nothing of it waits in Python's buffer.
+            # An answer is one line, so select() never misses a part of it in Python's buffer.
             answered = select.select([self.process.stdout], [], [], ANSWER_SECONDS_MAX)[0]
             line = self.process.stdout.readline() if answered else ""
         except BrokenPipeError:
@@ -74,7 +74,7 @@ class JobProcess:
             self.process = None
             raise JobFailed(
                 f"{self.side}: ended with {code}{self.last_complaint()}; "
-                f"by hand: {' '.join(self.command)}"
+                f"to run it by hand: {' '.join(self.command)}"
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -84,7 +84,7 @@ class JobProcess:
     def last_complaint(self) -> str:
         self.complaints.seek(0)
         lines = [line.strip() for line in self.complaints if line.strip()]
-        return f", saying: {lines[-1][:300]}" if lines else ""
+        return f": {lines[-1][:300]}" if lines else ""
 
     def end(self) -> None:
         if self.process is not None and self.process.stdin is not None:

@@ -1,4 +1,4 @@
-"""Facts about the machine that a figure needs beside it, and how busy others keep it."""
+"""Facts about the machine, to print beside a figure, and how busy other processes keep it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def field(path: str, name: str) -> str:
 
 
 def may_lock(nbytes: int) -> bool:
-    """Whether a process may lock so much memory, as fio does for its fixed buffers."""
+    """Whether a process may lock this much memory, as fio does for its fixed buffers."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    huge_pages = 4 << 20  # at both ends, where buffers lie in them
+    huge_pages = 4 << 20  # at both ends of the buffers
     return os.geteuid() == 0 or limit == resource.RLIM_INFINITY or nbytes + huge_pages <= limit
 
 
 def available_memory_bytes() -> int:
-    """What can be had without swapping, the page cache included."""
+    """Memory that a process can get without swapping, the page cache included."""
     return int(field("/proc/meminfo", "MemAvailable").split()[0]) * 1024
 
 
@@ -58,7 +58,7 @@ def queue_of(folder: Path) -> Path | None:
 
 
 def facts(folder: Path) -> dict[str, str]:
-    """What a reader must know to judge a figure measured in `folder`."""
+    """Facts that a reader needs to judge a figure measured in `folder`."""
     kind, options = mount_of(folder.resolve())
     found = {
         "processor": field("/proc/cpuinfo", "model name") or platform.machine(),
@@ -77,7 +77,7 @@ def facts(folder: Path) -> dict[str, str]:
 
 
 class Bystanders:
-    """How many cores others (kernel threads included) use while something is measured."""
+    """How many cores other processes and kernel threads use during a measurement."""
 
     def __init__(self) -> None:
         self.ticks_per_second = os.sysconf("SC_CLK_TCK")

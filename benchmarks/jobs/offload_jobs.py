@@ -1,7 +1,7 @@
-"""Runs jobs about optimizers and weights on NVMe: one process, many jobs. Used by compare.py.
+"""Runs jobs about optimizers and weights on NVMe, for compare.py (see job_lines.py).
 
-A job is a line of JSON on standard input; what it measured is a line of JSON on standard output.
-The first argument says whose: tensorferry, torch (all in memory) or deepspeed (ZeRO-3 on NVMe).
+The first argument chooses the side: tensorferry, torch (all in memory) or deepspeed (ZeRO-3 on
+NVMe).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from job_lines import serve
 PARAMETERS = 200  # tensors of a million elements each
 LAYERS, WIDTH = 24, 3584  # of the model for inference: 1.2 GB in fp32
 CACHE_BYTES = 400_000_000
-# Steps and passes that go first, as everywhere.
+# Untimed steps or passes before the timed ones.
 UNTIMED = 2
 
 
@@ -50,7 +50,7 @@ class Tensorferry:
 
         if self.optimizer is None:
             self.optimizer = tensorferry.optim.AdamW(parameters(), nvme_path=self.folder)
-            self.optimizer.step()  # the files grow
+            self.optimizer.step()  # its files grow
         for _ in range(UNTIMED):
             self.optimizer.step()
         before = self.optimizer.stats()
@@ -83,8 +83,8 @@ class Tensorferry:
 
 
 class Torch:
-    """The same computations with everything in memory: one `every` so many seconds, if it is not
-    slower than that."""
+    """The same computations with everything in memory. One starts every
+    `every` seconds, or later if it takes longer."""
 
     def __init__(self, _folder: str) -> None:
         self.optimizer: Any = None
@@ -106,7 +106,7 @@ class Torch:
             return self.paced(lambda: self.model(batch), repeat, every)
 
     def release(self) -> dict[str, float]:
-        """Gives the memory back: it is too much to stay beside that of the other processes."""
+        """Frees the memory: with that of the other processes it is too much."""
         self.optimizer = self.model = None
         return {}
 
@@ -119,8 +119,8 @@ class Torch:
 
 
 class DeepSpeed:
-    """ZeRO-3 with optimizer states on NVMe, on its own op, one rank. With its default settings it
-    takes a tenth longer."""
+    """ZeRO-3 with optimizer states on NVMe, with its own op and one rank. Its default settings take
+    a tenth longer than these."""
 
     def __init__(self, folder: str) -> None:
         os.environ |= {

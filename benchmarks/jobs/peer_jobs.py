@@ -1,11 +1,10 @@
-"""Saves and loads tensors as one peer does, or as we do: one process, many jobs.
+"""Saves and loads tensors as one peer does, or as we do, for compare.py (see job_lines.py).
 
-The first argument says who. A job is a line of JSON on standard input; what it measured is a line
-of JSON on standard output. Used by compare.py, in the environment of the peer.
+The first argument names the peer, in whose environment this runs.
 
 A save ends when the bytes are on the drive (fsync). A load starts with a cold page cache and ends
-when every byte is in memory: where the peer only maps the file, every page is touched, and what
-that takes once all is there is taken off.
+when every byte is in memory. If the peer only maps the file, the load touches every page, and the
+time of touching pages that are already in memory is subtracted.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any
 import numpy as np
 from job_lines import serve
 
-with contextlib.suppress(ImportError):  # NumPy and kvikio have no torch beside them
+with contextlib.suppress(ImportError):  # the environments of NumPy and kvikio have no torch
     import torch
 
 PAGE_BYTES = 4096
 
 
 def touch(tensors: Any) -> None:
-    """What is only mapped has to come from the drive, too."""
+    """Makes mapped pages come from the drive."""
     for tensor in tensors:
         tensor.view(torch.uint8).flatten()[::PAGE_BYTES].sum()
 
@@ -51,7 +50,7 @@ def drop_from_cache(path: str) -> None:
 
 
 def header_of(sizes: list[int]) -> bytes:
-    """That of a safetensors file, its length first, up to a whole page."""
+    """The header of a safetensors file, with its length in front, padded to a whole page."""
     at, entries = 0, {}
     for number, size in enumerate(sizes):
         entries[str(number)] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
@@ -62,7 +61,7 @@ def header_of(sizes: list[int]) -> bytes:
 
 
 class TensorferryRaw:
-    """The bytes alone, into ordinary tensors that are made for it, with the default settings."""
+    """The bytes alone, into new ordinary tensors, with the default settings."""
 
     def __init__(self, _path: str) -> None:
         import tensorferry
@@ -89,7 +88,7 @@ class TensorferryRaw:
 
 
 class Tensorferry(TensorferryRaw):
-    """A safetensors file, as docs/guides/checkpoints.md writes and reads it."""
+    """A safetensors file, written and read as in docs/guides/checkpoints.md."""
 
     def save(self, path: str, tensors: list[Any]) -> None:
         header = header_of([tensor.nbytes for tensor in tensors])
@@ -178,7 +177,7 @@ class SafetensorsPread(Safetensors):
 
 
 class LoadsSafetensors:
-    """Those that only load: the file is written by hand, untimed."""
+    """Peers that only load: we write the file for them, untimed."""
 
     def save(self, path: str, tensors: list[Any]) -> None:
         with open(path, "wb") as file:
@@ -196,7 +195,7 @@ class Fastsafetensors(LoadsSafetensors):
 
     def load(self, path: str, _sizes: list[int]) -> None:
         with self.open(filenames=[path], nogds=True, device="cpu") as file:
-            for key in file.keys():  # noqa: SIM118, this is no dict
+            for key in file.keys():  # noqa: SIM118, not a dict
                 file.get_tensor(key)
 
 
@@ -214,8 +213,8 @@ class RunaiModelStreamer(LoadsSafetensors):
 
 
 class Tensornvme:
-    """Keeps a file of its own and knows tensors by their identity. What is written gives up its
-    memory and gets new when it is read."""
+    """Keeps its own file and knows tensors by their identity. A tensor gives up its memory when it
+    is written and gets new memory when it is read."""
 
     def __init__(self, _path: str) -> None:
         import tensornvme
@@ -225,8 +224,8 @@ class Tensornvme:
         self.tensors: dict[str, list[Any]] = {}
 
     def before_save(self, path: str) -> None:
-        """A new file: what is not read again never leaves the old one, which goes with its
-        offloader."""
+        """Starts a new file: tensors that nobody reads again would stay in the old one. The old
+        file goes with its offloader."""
         self.offloaders.pop(path, None)
         self.tensors.pop(path, None)
         folder = f"{path}.tensornvme"
@@ -291,7 +290,7 @@ SIDES: dict[str, Any] = {
 
 
 def sizes_of(count: int, size: int) -> list[int]:
-    """One tensor of a size, or many of 4 to 64 KiB."""
+    """One tensor of `size` bytes, or `count` tensors of 4 to 64 KiB."""
     if count == 1:
         return [size]
     dice = random.Random(count)
@@ -311,7 +310,7 @@ class Jobs:
         return [torch.full((size,), 1, dtype=torch.uint8) for size in sizes]
 
     def save(self, count: int, size: int) -> dict[str, float]:
-        """Into a file that is not there yet: one that is written over is another job."""
+        """Saves to a new file: overwriting would be another measurement."""
         path, sizes = f"{self.path}.{count}", sizes_of(count, size)
         tensors = self.tensors(sizes)
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
-"""What a user would pick instead, each in an environment of its own below build/peers.
+"""The packages that a user may choose instead, each in its own environment below build/peers.
 
-An environment is made once, from PyPI. Those with torch start as hard links to the first one, so
-that they cost neither a download nor a gigabyte each. A peer that cannot be set up, or cannot do
-the smallest job here, is left out, and the report says why.
+An environment is set up once, from PyPI. Those with torch start as hard links to the first one, so
+they need no further download and no further gigabyte. The report leaves out a peer that cannot be
+set up or cannot do the smallest job here, and says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TORCH = ("torch==2.13.0", "numpy>=2,<3")  # as in scripts/requirements-test.txt
 
 
 class PeerMissing(Exception):
-    """The peer cannot be had here; the text says why."""
+    """The peer cannot be set up here; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ PEERS = [
         ("tensornvme==0.1.0",),
         options=("--no-build-isolation", "--no-deps"),
         env={
-            # Its setup.py writes to ~/.bashrc, and looks for liburing.a here.
+            # Its setup.py writes to ~/.bashrc and looks for liburing.a here.
             "HOME": str(HOME / "home"),
             "LIBRARY_PATH": f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}",
         },
     ),
     Peer(
-        # Not what it depends on: gigabytes of CUDA that host memory does not need.
+        # Without its dependencies: gigabytes of CUDA that host memory does not need.
         "kvikio",
         (
             "kvikio-cu12==26.10.0",
@@ -71,7 +71,7 @@ PEERS = [
 
 
 class Peers:
-    """The environments; `missing` says of each that is not there why."""
+    """The environments. `missing` has the peers that cannot be set up, with the reason."""
 
     def __init__(self, say: Progress) -> None:
         self.say = say
@@ -79,7 +79,7 @@ class Peers:
         self.versions: dict[str, str] = {}
 
     def python(self, name: str) -> Path:
-        """The Python of a peer's environment, made if need be. Throws PeerMissing."""
+        """The Python of a peer's environment, which it sets up if needed. Raises PeerMissing."""
         peer = next(peer for peer in PEERS if peer.name == name)
         folder = HOME / name
         python = folder / "bin" / "python"
@@ -122,7 +122,7 @@ class Peers:
         )
         if done.returncode != 0:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise PeerMissing((said or done.stderr.splitlines() or ["no reason given"])[-1])
+            raise PeerMissing((said or done.stderr.splitlines() or ["pip gave no reason"])[-1])
 
     def version(self, peer: Peer, python: Path) -> str:
         package = peer.packages[0].partition("==")[0]
@@ -133,8 +133,8 @@ class Peers:
 
 
 def link_packages(base: Path, folder: Path) -> None:
-    """The packages of one environment into another. pip replaces files, it does not rewrite them,
-    so the first one stays as it is."""
+    """Links the packages of one environment into another. pip replaces files and never rewrites
+    them, so the first environment does not change."""
     place = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
     shutil.copytree(
         base / place,

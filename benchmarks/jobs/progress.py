@@ -1,4 +1,4 @@
-"""What a long measurement says while it runs."""
+"""Progress of a long measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """One line that is rewritten on a terminal, a line per change elsewhere."""
+    """Rewrites one line on a terminal; prints a line per change elsewhere."""
 
     def __init__(self) -> None:
         self.begin = time.monotonic()

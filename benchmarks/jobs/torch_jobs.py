@@ -1,7 +1,7 @@
-"""Runs jobs on torch tensors through an aio_handle, ours or DeepSpeed's: one process, many jobs.
+"""Runs jobs on torch tensors through an aio_handle, ours or DeepSpeed's, for compare.py (see
+job_lines.py).
 
-The two have the same interface, so the same code measures both. A job is a line of JSON on
-standard input; what it measured is a line of JSON on standard output. Used by compare.py.
+The two have the same interface, so the same code measures both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from job_lines import serve
 
-# DeepSpeed's are the fastest of nine that were tried (docs/performance.md); ours are usual ones.
+# DeepSpeed's are the fastest of nine that we tried (docs/performance.md); ours are common ones.
 SETTINGS = {
     "tensorferry": {"block_size": 1 << 20, "queue_depth": 32},
     "deepspeed": {"block_size": 256 << 10, "queue_depth": 128},
@@ -54,7 +54,7 @@ class Jobs:
             self.many_handle = self.op.Handle()
 
     def tensor(self, size: int, memory: str) -> torch.Tensor:
-        """Kept from job to job, so that it is touched and its pages are known to the machine."""
+        """Kept from job to job, so that its pages exist and the machine knows them."""
         key = (size, memory)
         if key not in self.tensors:
             self.give_back_all_but(memory)
@@ -67,14 +67,14 @@ class Jobs:
         return self.tensors[key]
 
     def give_back_all_but(self, memory: str) -> None:
-        """The processes of all peers are there at the same time."""
+        """Frees tensors: the processes of all peers run at the same time and share the memory."""
         for key in [key for key in self.tensors if key[1] != memory]:
             tensor = self.tensors.pop(key)
             if key[1] == "pinned":
                 self.handle.free_cpu_locked_tensor(tensor)
 
     def large(self, file: str, direction: str, size: int, repeat: int, memory: str) -> dict:
-        """Synchronous calls, one after the other, as fio makes them; two untimed ones go first."""
+        """Synchronous calls, one after the other, as in fio, after two untimed ones."""
         tensor = self.tensor(size, memory)
         call = self.handle.sync_pread if direction == "read" else self.handle.sync_pwrite
         for _ in range(2):
@@ -90,7 +90,7 @@ class Jobs:
         return {"gb_per_second": gigabytes / seconds, "cpu_seconds_per_gb": cpu / gigabytes}
 
     def locked(self, size: int) -> dict:
-        """What page-locked tensors of this size make resident; several, as memory is noisy."""
+        """Resident memory per page-locked tensor of this size, over several: one is noisy."""
         example = torch.empty(0, dtype=torch.uint8)
         count = max(1, (64 << 20) // size)
         before = resident_bytes()
@@ -103,8 +103,8 @@ class Jobs:
     def path(
         self, file: str, size: int, file_bytes: int, count: int, seed: int, bare: bool = False
     ) -> dict:
-        """Synchronous reads by path at random offsets; `bare`: Python's own system calls instead,
-        into memory that needs no copy."""
+        """Synchronous reads by path at random offsets. `bare` uses Python's own system calls
+        instead, into memory that needs no copy."""
         tensor = torch.empty(size, dtype=torch.uint8)
         pages = mmap.mmap(-1, size)
 
@@ -127,7 +127,7 @@ class Jobs:
         return {"call_us_median": statistics.median(times) / 1000}
 
     def many(self, file: str, count: int, seed: int) -> dict:
-        """Many small tensors from one file: ours in one call, DeepSpeed's way one by one."""
+        """Many small tensors from one file: we read them in one call, DeepSpeed one by one."""
         dice = random.Random(seed)
         sizes = [dice.randrange(SMALL_BYTES[0], SMALL_BYTES[1] + 1, 512) for _ in range(count)]
         tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]

@@ -1,5 +1,5 @@
-// 1 MiB writes and reads by the bare calls of the API, with nothing around them: what the command's
-// own cost is counted against. Prints the CPU time of one read.
+// 1 MiB writes and reads by the bare calls of the API: the base for the cost of the command. Prints
+// the CPU time of one read.
 //   bare_calls FILE COUNT ENGINE
 #include <cstdio>
 #include <ctime>
@@ -11,7 +11,7 @@
 namespace {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
-constexpr unsigned spread = 256;  // tensors in the file, as bench has them
+constexpr unsigned spread = 256;  // tensors in the file, as in bench
 
 double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
@@ -37,7 +37,7 @@ void run(const std::string& path, unsigned count, tensorferry::EngineKind engine
 
 int main(int argument_count, char** arguments) {
   if (argument_count != 4) {
-    std::fputs("bare_calls FILE COUNT ENGINE\n", stderr);
+    std::fputs("usage: bare_calls FILE COUNT ENGINE\n", stderr);
     return 2;
   }
   try {

@@ -1,13 +1,13 @@
-// How copy() compares with memcpy, by length, by what is in cache and by what copy() is told.
+// Compares copy() with memcpy, by length, by what is in cache and by the hint for copy().
 //
-//   copy_benchmark [pairs]               all of it, as a table
+//   copy_benchmark [pairs]               everything, as a table
 //   copy_benchmark pairs FROM TO TOLD BYTES [stores]   one line of JSON: the seconds of each pair.
 //                                        FROM and TO are hot or cold, TOLD is any or cold; with
 //                                        "stores" against streaming stores that read nothing
 //
 // A figure is the median, with the quartiles, of the paired ratios memcpy time / copy time: above
-// 1 copy() is faster. A batch is timed after an untimed one of the same kind, so that nobody pays
-// for dirty lines that the other left in the cache; who goes first alternates.
+// 1 copy() is faster. An untimed batch of the same kind precedes each timed one, so that neither
+// side pays for dirty lines that the other left in the cache. The sides alternate in going first.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -35,7 +35,7 @@ constexpr std::size_t hot_bytes_max = 8 * MiB;
 
 enum class Heat { hot, cold };
 
-// Memory that is used again and again (hot) or walked through (cold).
+// Memory that is used repeatedly (hot) or once (cold).
 class Walk {
  public:
   Walk(std::byte* memory, Heat heat, std::size_t bytes)
@@ -84,14 +84,14 @@ struct Pairs {
   std::vector<double> plain_seconds, our_seconds, ratios;  // per copy
 };
 
-// Types, not pointers: both sides are called directly.
+// Types, not pointers, so that both calls are direct.
 struct PlainCopy {
   void operator()(std::span<std::byte> to, std::span<const std::byte> from) const {
     std::memcpy(to.data(), from.data(), to.size());
   }
 };
 
-// The limit of every copy to cold memory: what the processor can write past its caches.
+// The limit of every copy to cold memory: how fast the processor can write past its caches.
 struct StoresAlone {
   void operator()(std::span<std::byte> to, std::span<const std::byte> from) const {
 #if defined(__x86_64__)
@@ -187,7 +187,7 @@ int main(int argument_count, char** arguments) {
       std::strcmp(arguments[4], "any") == 0 ? Destination::any : Destination::cold;
   const std::size_t bytes = std::strtoull(arguments[5], nullptr, 10);
   if (bytes == 0 || bytes > arena_bytes) {
-    std::fprintf(stderr, "copy_benchmark: BYTES is 1 to %zu\n", arena_bytes);
+    std::fprintf(stderr, "copy_benchmark: BYTES must be 1 to %zu\n", arena_bytes);
     return 2;
   }
   print_json(argument_count > 6 ? measure(arenas, situation, told, bytes, pairs, StoresAlone{})

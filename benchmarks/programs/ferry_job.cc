@@ -1,11 +1,11 @@
 // Runs one job over the public API, as fio runs one, and prints one line of JSON. compare.py
 // calls it; `ferry_job --help` lists the options.
 //
-// Timed is the transfer alone. Before the clock starts files are prepared, memory is allocated and
-// --warm-up repetitions are made, which set up the rings, register the buffers and touch the slots,
-// as fio does before its own clock starts. Two of them, because the first two reads into memory
-// that a virtual machine has just got are slower, and fio's few buffers are past that at once.
-// Reads are cold: they are direct, or `direct` says false.
+// It times the transfer alone. Before the clock starts it prepares files, allocates memory and
+// makes --warm-up repetitions, which set up the rings, register the buffers and touch the slots, as
+// fio does before its own clock starts. There are two, because in a virtual machine the first two
+// reads into new memory are slower, and fio has few buffers to warm up.
+// Reads are cold: they are direct, or `direct` is false.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -45,12 +45,12 @@ using tensorferry::Handle;
 constexpr std::size_t KiB = 1024;
 constexpr std::size_t MiB = 1024 * KiB;
 constexpr std::size_t page_bytes = 4096;
-// Where torch puts a large tensor: on a multiple of 64, seldom on one that O_DIRECT accepts.
+// torch puts a large tensor on a multiple of 64 bytes, seldom on one that O_DIRECT accepts.
 constexpr std::size_t ordinary_offset = 64;
 
 // --- memory and files ----------------------------------------------------------------------------
 
-// The memory of one job, of the kind it asks for.
+// The memory of one job.
 class Memory {
  public:
   Memory(MemoryKind kind, std::size_t bytes) {
@@ -73,7 +73,7 @@ class Memory {
 
   [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
 
-  // Touches every page. Random, for drives that compress or look for zeros.
+  // Touches every page. Random bytes, because some drives compress or detect zeros.
   void fill(std::uint64_t seed) const {
     std::mt19937_64 random(seed);
     std::vector<std::uint64_t> pattern(MiB / sizeof(std::uint64_t));
@@ -90,7 +90,7 @@ class Memory {
   std::span<std::byte> bytes_;
 };
 
-// Makes the file at least `bytes` long, with data in all of it.
+// Extends the file to at least `bytes`, with data.
 void prepare_file(const Job& job, std::size_t bytes) {
   const File file = File::open(job.path, Access::read_write);
   if (file.size() >= bytes) return;
@@ -128,10 +128,10 @@ double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// User and system time of all threads, those that the kernel adds for io_uring included.
+// User and system time of all threads, including the kernel's threads for io_uring.
 double process_cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-// One repetition; those that warm up leave no trace.
+// One repetition; untimed ones record nothing.
 template <class Work>
 void measure(Result& result, int repetition, Work work) {
   const double cpu_begin = process_cpu_seconds();
@@ -155,7 +155,7 @@ void transfer(Handle& handle, Direction direction, std::span<std::byte> memory, 
   begin_transfer(handle, direction, memory, file, offset).wait();
 }
 
-// Says that all is set up and waits for a line, so that several jobs begin together.
+// Prints "ready" and waits for a line, so that several jobs can begin together.
 void wait_to_start() {
   std::puts("ready");
   std::fflush(stdout);
@@ -180,8 +180,8 @@ File open_for(const Job& job) {
   return File::open(job.path, job.direction == Direction::read ? Access::read : Access::write);
 }
 
-// What the slots of ordinary memory cost the machine, without slots: copies of as many bytes
-// between memory that is in no cache and a few megabytes that are used again and again.
+// The load of ordinary memory's slots without slots: copies as many bytes between memory that is in
+// no cache and a few megabytes that it uses repeatedly.
 class Copies {
  public:
   Copies(Direction direction, std::size_t bytes)
@@ -203,7 +203,7 @@ class Copies {
   }
 
  private:
-  // As much as a handle has under way in its slots.
+  // As much as a handle has in flight in its slots.
   static std::size_t slots_bytes() {
     const auto cache = static_cast<std::size_t>(std::max(::sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
     return std::max(cache / 4 / MiB, std::size_t{4}) * MiB;
@@ -213,7 +213,7 @@ class Copies {
   std::vector<std::byte> users_, slots_;
 };
 
-// One transfer, or one per thread at the same time, one after the other in the file.
+// One transfer, or one per thread at the same time, each of its own part of the file.
 void transfer_all(Handle& handle, const Job& job, std::span<std::byte> memory, const File& file) {
   std::vector<std::future<void>> others;
   for (unsigned i = 1; i < job.threads; ++i) {
@@ -251,8 +251,8 @@ Result run_one(const Job& job) {
   return result;
 }
 
-// Each repetition writes a file of its own, PATH.0, PATH.1, ..., because one that takes the blocks
-// of a file just removed is another measurement. They are left to the caller to remove.
+// Each repetition writes its own file, PATH.0, PATH.1, ...: reusing the blocks of a file just
+// removed would be another measurement. The caller removes them.
 Result run_new_files(const Job& job) {
   Handle handle(job.options);
   const Memory memory(job.memory, job.bytes);
@@ -349,7 +349,7 @@ double open_descriptors() {
   return static_cast<double>(std::distance(begin(entries), end(entries)));
 }
 
-// Always `in_flight` operations on their way; what a million of them leave behind would show.
+// Keeps `in_flight` operations running; leaks would show after a million of them.
 Result run_queue(const Job& job) {
   constexpr std::size_t in_flight = 64;
   const std::size_t file_bytes = std::max(job.file_bytes, job.bytes);
@@ -431,7 +431,7 @@ Result run(const Job& job) {
     case Mode::path:
       return run_sync(job);
   }
-  throw std::logic_error("a mode without a runner");
+  throw std::logic_error("this mode has no runner");
 }
 
 // --- the line of JSON ----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// The calls whose instructions are counted and kept within a budget, each COUNT times and nothing
-// around it. hot_paths.py runs it under callgrind.
+// Makes one of the calls that have a budget of instructions, COUNT times. figures/hot_paths.py runs
+// it under callgrind.
 //   hot_paths submit|inline|copied|many|neighbours FILE COUNT ENGINE
 #include <cstdio>
 #include <exception>
@@ -51,7 +51,7 @@ void run(const std::string& path, const std::string& name, unsigned count, Engin
     } else if (name == "many" || name == "neighbours") {
       handle.read_many(transfers).wait();
     } else {
-      throw std::invalid_argument("there is no path " + name);
+      throw std::invalid_argument("unknown path: " + name);
     }
   }
 }
@@ -60,7 +60,7 @@ void run(const std::string& path, const std::string& name, unsigned count, Engin
 
 int main(int argument_count, char** arguments) {
   if (argument_count != 5) {
-    std::fputs("hot_paths submit|inline|copied|many|neighbours FILE COUNT ENGINE\n", stderr);
+    std::fputs("usage: hot_paths submit|inline|copied|many|neighbours FILE COUNT ENGINE\n", stderr);
     return 2;
   }
   try {

@@ -12,21 +12,21 @@ extern const char usage[] =
     R"(ferry_job --file PATH [options]: runs one job and prints one line of JSON
 
   --direction read|write
-  --mode one       one operation of --bytes at --offset, --repeat times; with --threads N as many at
-                   a time, one after the other in the file
+  --mode one       one operation of --bytes at --offset, --repeat times; with --threads N that many
+                   at a time, each on its own part of the file
          sync      --count synchronous calls of --bytes at random offsets of an open File
-         path      the same by path, and what opening and closing costs
+         path      the same by path; also measures opening and closing
          many      one read_many or write_many of --count tensors of 4 to 64 KiB
          queue     --count operations of --bytes at random offsets, 64 of them at a time
   --memory pinned|ordinary|fresh
-                   page-locked; allocated, touched and on a multiple of 64 (not 512) bytes, as torch
-                   gives it; the same, but mapped anew and untouched for each repetition
-  --new-file       write files that do not exist yet, PATH.0, PATH.1, ... (mode one)
+                   pinned: page-locked. ordinary: as torch allocates it, touched, on a multiple of
+                   64 (not 512) bytes. fresh: the same, but new and untouched for each repetition
+  --new-file       write new files, PATH.0, PATH.1, ... (mode one)
   --bytes N  --file-bytes N  --count N  --repeat N  --warm-up N  --seed N   N may end in K, M or G
   --engine auto|io_uring|libaio|threads  --block-bytes N  --queue-depth N  --workers N
   --submit batch|single  --overlap on|off
-  --beside-copies  while another thread copies as many bytes in memory (mode one)
-  --wait-to-start  say "ready" before the timed repetitions and wait for a line (mode one)
+  --beside-copies  another thread copies as many bytes in memory meanwhile (mode one)
+  --wait-to-start  print "ready" before the timed repetitions and wait for a line (mode one)
 )";
 
 namespace {
@@ -41,7 +41,7 @@ std::size_t parse_size(const std::string& text) {
   if (unit == "K") return value * KiB;
   if (unit == "M") return value * MiB;
   if (unit == "G") return value * 1024 * MiB;
-  if (!unit.empty()) throw std::invalid_argument("not a size: " + text);
+  if (!unit.empty()) throw std::invalid_argument(text + " is not a size: write 4096, 4K, 2M or 1G");
   return value;
 }
 
@@ -51,7 +51,7 @@ Choice parse_choice(const std::string& text,
   for (const auto& [name, choice] : choices) {
     if (text == name) return choice;
   }
-  throw std::invalid_argument("unknown choice: " + text);
+  throw std::invalid_argument("unknown choice: " + text + "; --help lists the choices");
 }
 
 void apply(Job& job, const std::string& name, const std::string& value) {

@@ -1,7 +1,7 @@
-// What the drive gives to a program that does nothing but io_uring: one thread, O_DIRECT, fixed
-// buffers on huge pages, a queue that is kept full. For machines without fio.
+// The speed of a drive with io_uring and nothing else: one thread, O_DIRECT, fixed buffers on huge
+// pages, a full queue. For machines without fio.
 //   raw_ring read|write FILE BYTES BLOCK_BYTES DEPTH
-// Prints the seconds that it took.
+// Prints the seconds.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/mman.h>
@@ -25,7 +25,7 @@ namespace {
 
 int main(int argc, char** argv) {
   if (argc != 6) {
-    std::fprintf(stderr, "raw_ring read|write FILE BYTES BLOCK_BYTES DEPTH\n");
+    std::fprintf(stderr, "usage: raw_ring read|write FILE BYTES BLOCK_BYTES DEPTH\n");
     return 2;
   }
   const bool writes = std::string(argv[1]) == "write";

@@ -1,7 +1,6 @@
-"""What a newcomer wants to know of a run, in a user's words: the first table of docs/performance.md
-and docs/pictures/speed.svg.
+"""A run in a user's words: the first table of docs/performance.md, and docs/pictures/speed.svg.
 
-    python -m benchmarks.report.headline   # draws the picture from results.json
+python -m benchmarks.report.headline   # draws the picture from results.json
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from benchmarks.rows.row import MORE_IS_BETTER
 PICTURE = ROOT / "docs" / "pictures" / "speed.svg"
 HEAD = "| what you do | beside | tensorferry | the other | times as fast |"
 
-# (what a user does, beside whom, the row): at most ten.
+# (what a user does, the other side, the row): at most ten.
 LINES = (
     ("read 10,000 small tensors", "DeepSpeed, one by one",
      "10,000 tensors of 4 to 64 KiB, one call / DeepSpeed one by one"),
@@ -44,14 +43,14 @@ def times_as_fast(row: dict[str, Any]) -> float:
 
 
 def is_even(row: dict[str, Any]) -> bool:
-    """The noise does not tell who is faster."""
+    """Whether the noise hides which side is faster."""
     return standing(row["low"], row["high"], row["unit"] in MORE_IS_BETTER) == "even"
 
 
 def chosen(rows: list[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any]]]:
     known = {row["name"]: row for row in rows}
     if missing := [name for _, _, name in LINES if name not in known]:
-        raise SystemExit(f"the run has no row for the first table: {'; '.join(missing)}")
+        raise SystemExit(f"the run lacks rows of the first table: {'; '.join(missing)}")
     return [(what, beside, known[name]) for what, beside, name in LINES]
 
 

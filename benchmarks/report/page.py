@@ -42,7 +42,7 @@ VERDICTS = ("holds", "misses", "unclear", "ahead", "even", "behind")
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
 ) -> str:
-    """The same table for a terminal."""
+    """A table for a terminal."""
     lines = [list(head), *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join(
@@ -55,7 +55,7 @@ def text_table(
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same table for a document."""
+    """A table for a document."""
     lines = [list(head), ["---"] * len(head), *rows]
     return "\n".join(markdown_line(line) for line in lines) + "\n"
 
@@ -74,7 +74,7 @@ def facts_list(facts: dict[str, str]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """`numbers` are the columns that align to the right. A verdict gets its colour by its word."""
+    """`numbers` are the columns to align right. A cell that is a verdict gets its colour."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "number" if column in numbers else ""
@@ -104,7 +104,7 @@ def steps(low: float, high: float, most: int = 9) -> list[float]:
     return [n * step for n in range(floor(low / step + 1e-9), ceil(high / step - 1e-9) + 1)]
 
 
-# The axis of ratios is logarithmic: twice as fast and half as fast are as far from even.
+# The axis of ratios is logarithmic: twice and half as fast are equally far from even.
 RATIO_TICKS = (0.25, 0.5, 0.7, 0.9, 1.0, 1.25, 1.5, 2, 3, 4, 8)
 
 
@@ -148,7 +148,7 @@ LINE_COLOURS = ("#2563a8", "#c2571a", "#19794a")
 def line_chart(
     x_name: str, unit: str, x_texts: Sequence[str], lines: Mapping[str, Sequence[float]]
 ) -> str:
-    """Values over points that stand at equal distances, as sizes that double do."""
+    """Values over points at equal distances, such as sizes that double."""
     width, height, left, bottom, top = 620, 300, 56, 258, 34
     ticks = steps(0, max(value for values in lines.values() for value in values) * 1.05, 6)
     across = (width - left - 24) / max(len(x_texts) - 1, 1)
@@ -188,7 +188,7 @@ def line_chart(
 
 
 def picture(svg: str) -> str:
-    """A chart as a file of its own, with its style inside."""
+    """A chart as one file, with its style inside."""
     style = "".join(line for line in STYLE.splitlines(keepends=True) if line.startswith("svg"))
     colours = STYLE[STYLE.index(":root") : STYLE.index("body {")]
     return svg.replace(

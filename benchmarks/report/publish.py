@@ -1,14 +1,14 @@
-"""Takes a run of compare.py into the documents: benchmarks/results.json, and the tables and
-pictures of docs/performance.md.
+"""Copies a run of compare.py into benchmarks/results.json and into the tables and pictures of
+docs/performance.md.
 
     python -m benchmarks.report.publish build/reports
 
-The first table and its picture are those of headline.py. The summary of the targets gets what was
-measured and the verdicts; the paragraph that begins with "**Where the
-other is faster:**" lists what is behind. A row that the page has is written anew where it stands;
-one that the run did not measure goes, and is named; for a new one put a line with its name,
-"| name |", where it shall stand. What the page says in words is not touched: read it again.
-README.md, docs/index.md and the guides repeat figures; tests/house/test_compare.py checks them.
+headline.py draws the first table and its picture. The summary of the targets gets the measurements
+and verdicts. The paragraph that begins with "**Where the other is faster:**" lists the rows that
+are behind. Each row of the page gets its new figures. Rows that the run did not measure are removed
+and named. To add a row, put a line with its name, "| name |", into a table. The text of the page
+does not change: read it again. README.md, docs/index.md and the guides repeat figures;
+tests/house/test_compare.py checks them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PICTURES = ROOT / "docs" / "pictures"
 X_TEXTS = {"block": size_text, "bytes": size_text, "operations": "{:,}".format}
 
 
-# The lines of the summary and the rows that each stands for.
+# The lines of the summary and the rows that each covers.
 SHORT_HEAD = "| what | target | measured |"
 SHORT = {
     "page-locked memory, 256 MiB and 1 GiB, read and overwrite / fio": (
@@ -68,7 +68,7 @@ SHORT = {
 
 
 def short_line(text: str, rows: list[dict[str, Any]]) -> str:
-    """A line of the summary with what the run measured; any other line as it is."""
+    """A line of the summary with the figures of the run; any other line unchanged."""
     what, target, *_, limit = text[2:-2].split(" | ")
     if what not in SHORT:
         return text
@@ -121,7 +121,7 @@ BEHIND = "**Where the other is faster:**"
 
 
 def is_behind(row: dict[str, Any]) -> bool:
-    """Whatever its target is. A hundredth is nothing that a user notices."""
+    """Whether the other side is faster, whatever the target. A user does not notice 1 %."""
     is_even = abs(row["ratio"] - 1) <= 0.01
     more_is_better = row["unit"] in MORE_IS_BETTER
     return not is_even and standing(row["low"], row["high"], more_is_better) == "behind"
@@ -134,7 +134,7 @@ def behind(results: dict[str, Any]) -> str:
 
 
 def with_results(page: str, results: dict[str, Any]) -> str:
-    """The page with the figures of the run. Fails with the names of rows that have no place."""
+    """The page with the figures of the run. Exits if it has no line for a row."""
     rows = {row["name"]: row for row in results["rows"]}
     curves = {key: c for c in results["curves"] for key in c.keys() - {"title", "unit", "lines"}}
     written: list[str] = []
@@ -160,26 +160,26 @@ def with_results(page: str, results: dict[str, Any]) -> str:
     if rows:
         raise SystemExit(f"{PAGE}: no table has a line for: {'; '.join(rows)}")
     for name in gone:
-        print(f"not measured, and gone from the page: {name}")
+        print(f"not measured, so removed from the page: {name}")
     return "\n\n".join(written)
 
 
 def not_to_be_shown(results: dict[str, Any]) -> str:
-    """Why a run is not one of all rows that tells enough about each; empty if it is."""
+    """Why a run cannot be published: it lacks rows or pairs; empty if it can."""
     if results["quick"]:
-        return "it is a quick one"
+        return "it was made with --quick"
     if "--rows" in results["machine"]["command"]:
-        return "it has some rows only"
+        return "it was made with --rows"
     few = [
         row["name"]
         for row in results["rows"]
         if len(row["pairs"]) < (PAIRS if row["target"] else PAIRS_TO_JUDGE)
     ]
-    return f"these rows have too few pairs: {'; '.join(few)}" if few else ""
+    return f"it has too few pairs for: {'; '.join(few)}" if few else ""
 
 
 def without_folder(text: str) -> str:
-    """Paths as from the root of the repository."""
+    """Paths relative to the root of the repository."""
     return text.replace(f"{ROOT}/", "")
 
 
@@ -203,11 +203,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("reports", type=Path, nargs="?", default=REPORTS, help="of the run")
+    parser.add_argument(
+        "reports",
+        type=Path,
+        nargs="?",
+        default=REPORTS,
+        help="the folder of the run (build/reports)",
+    )
     reports = parser.parse_args().reports
     results = json.loads(without_folder((reports / "compare.json").read_text()))
     if why := not_to_be_shown(results):
-        raise SystemExit(f"this run cannot be shown: {why}")
+        raise SystemExit(f"this run cannot be published: {why}")
     PAGE.write_text(with_results(PAGE.read_text(), results))
     RESULTS.write_text(compact(results))
     headline.PICTURE.write_text(headline.draw(results["rows"]))

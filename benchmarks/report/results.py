@@ -1,4 +1,4 @@
-"""What compare.py has found: as a table, as JSON, as an HTML page, and against an earlier run."""
+"""The results of compare.py: as a table, as JSON, as an HTML page, and against an earlier run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.rows.row import MORE_IS_BETTER, NO_TIME, Row
 HEAD = ["what / against what", "ours", "other", "unit", "ratio", "95 % interval", "target", ""]
 NUMBERS = (1, 2, 4, 5, 6)
 METHOD = (
-    "Each row is a ratio of two jobs. fio's best settings are found in a calibration first; then "
-    "every row gets fresh pairs of jobs, one right after the other on the same file, the order "
-    "alternating, the rows taking turns. The figure is the median of the paired ratios with its "
-    "95 % interval. A target holds when the interval reaches it and its far end is within 5 % of "
-    "it; it is unclear when the interval reaches it but is wider. Where there is no target, even "
-    "means that 1 lies in the interval: the noise does not tell who is better."
+    "Each row is a ratio of two jobs. A calibration first finds fio's best settings. Then every "
+    "row gets new pairs of jobs, one right after the other on the same file, in alternating order; "
+    "the rows take turns. The figure is the median of the paired ratios with its "
+    "95 % interval. A target holds if the interval reaches it and the other end is within 5 % "
+    "of it. It is unclear if the interval reaches it but is wider. Without a target, even means "
+    "that the interval contains 1: the noise hides which side is better."
 )
 
 
@@ -37,7 +37,7 @@ def table(rows: list[Row]) -> list[list[str]]:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A line of the table, of a row as the JSON has it."""
+    """A line of the table, from a row of the JSON."""
     ours, other = (median(pair[side] for pair in row["pairs"]) for side in (0, 1))
     return [
         row["name"],
@@ -113,7 +113,7 @@ def write(
     not_measured: dict[str, str],
     options: Namespace,
 ) -> dict[str, Any]:
-    """Writes all files and returns what the JSON holds."""
+    """Writes all files and returns the JSON."""
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
     found = as_json(rows, curves, bench, peers, facts)
@@ -148,7 +148,7 @@ def write(
         ("Peers", page.facts_list(peers.versions)),
     ]
     if peers.missing:
-        sections.append(("Peers that cannot be had here", page.facts_list(peers.missing)))
+        sections.append(("Peers that could not be set up here", page.facts_list(peers.missing)))
     if not_measured:
         sections.append(("Not measured", page.facts_list(not_measured)))
     lead = f"{found['date']}; {summary(rows)}."
@@ -157,9 +157,9 @@ def write(
 
 
 CHART_TEXT = (
-    "Dots are pairs, thick lines the 95 % intervals of the medians, red marks the targets: right "
-    "of it is better for speeds, left for latencies, CPU time and memory. What lies beyond the "
-    "edge is drawn at the edge."
+    "Dots are pairs, thick lines the 95 % intervals of the medians, red marks the targets. "
+    "Right of a target is better for speeds, left of it for latencies, CPU time and memory. Values "
+    "beyond the edge are drawn at the edge."
 )
 
 
@@ -172,7 +172,7 @@ def ratio_chart(rows: list[Row]) -> str:
     return page.ratio_chart(lines)
 
 
-# Two runs differ by more than their pairs do: this much is not a fall.
+# Two runs differ by more than the pairs of one run: this much does not count as a fall.
 RUN_TO_RUN = 0.03
 
 
@@ -181,8 +181,8 @@ def comparable(old: dict[str, Any] | None, row: dict[str, Any]) -> bool:
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
-    """The rows whose whole interval is now on the worse side of the whole interval of before, by
-    more than runs differ. Rows with few pairs are not judged."""
+    """The rows whose whole interval is now worse than the whole interval of before, by more than
+    two runs differ. Rows with few pairs do not count."""
     earlier = {row["name"]: row for row in before["rows"]}
     found = []
     for row in now["rows"]:
@@ -199,7 +199,7 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[list[str]]:
     return found
 
 
-THE_SAME = ("processor", "cores", "memory", "device")  # or it is another machine
+THE_SAME = ("processor", "cores", "memory", "device")  # otherwise it is another machine
 ANY = {"command": "", "tensorferry": ""}  # what may differ from run to run on one machine
 
 
@@ -208,7 +208,7 @@ def same_machine(then: dict[str, str], here: dict[str, str]) -> bool:
 
 
 def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where fio at its best is far from what it was: ratios may differ for that alone."""
+    """Where fio's best speed changed much: ratios may change for that reason alone."""
 
     def best(run: dict[str, Any]) -> dict[str, float]:
         speeds = run.get("calibration_gb_per_second", {})
@@ -223,11 +223,11 @@ def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
-    """Prints what has fallen since, and what is not there any more where the run is `whole`.
-    Returns whether there is any of it that is not the machine's doing."""
+    """Prints which rows fell, and which are gone if the run is `whole`. Returns whether any did so
+    on the same machine."""
     here = all(before["machine"].get(fact) == now["machine"].get(fact) for fact in THE_SAME)
     if not here:
-        print("this is another machine (see 'machine' in both), so what fell is not judged:")
+        print("this is another machine (see 'machine' in both files), so a fall does not count:")
     names = {row["name"] for row in now["rows"]}
     whole = whole and before.get("quick") == now.get("quick")  # quick runs have fewer rows
     names |= {name for name, why in now.get("failed", {}).items() if why == NO_TIME}
@@ -236,18 +236,18 @@ def against(before: dict[str, Any], now: dict[str, Any], whole: bool) -> bool:
     if worse:
         print(page.text_table(["fallen by more than the noise", "before", "now"], worse))
     for name in gone:
-        print(f"not measured any more: {name}")
+        print(f"no longer measured: {name}")
     if here and not same_machine(before["machine"], now["machine"]):
-        print("the machine is not the same: see 'machine' in both")
+        print("the machine has changed: see 'machine' in both files")
     for cell in other_drive(before, now):
-        print(f"the drive is not as it was: {cell}")
+        print(f"the drive has changed: {cell}")
     if before["peers"] != now["peers"]:
-        print("the peers are not the same: see 'peers' in both")
+        print("the peers have changed: see 'peers' in both files")
     earlier = {row["name"]: row for row in before["rows"]}
     judged = sum(comparable(earlier.get(row["name"]), row) for row in now["rows"])
     print(
         f"against the run of {before['date']}: {len(worse)} of {judged} ratios fell by more than "
         f"the noise; {len(now['rows']) - judged} rows are new or have fewer than {PAIRS_TO_JUDGE} "
-        f"pairs and are not judged; {len(gone)} are gone"
+        f"pairs and do not count; {len(gone)} are gone"
     )
     return here and bool(worse or gone)

@@ -22,12 +22,12 @@ from benchmarks.jobs.job import (
 from benchmarks.jobs.progress import Progress
 
 CALL_FILE_BYTES = GIB
-# Enough passes that fio's millisecond matters little.
+# Enough passes to make fio's rounding to a millisecond small.
 PASSES = {256 * MIB: 8, GIB: 2}
 NEW_FILES = {256 * MIB: 4, GIB: 1}
 CPU_BYTES = 8 * GIB
 CALLS = {4 << 10: 4000, 64 << 10: 3000, MIB: 1000, 8 * MIB: 200}
-# Beyond this fio spends its time on filling buffers and gains nothing.
+# With more, fio spends its time on filling buffers and gains nothing.
 IN_FLIGHT_BYTES_MAX = 128 * MIB
 
 
@@ -39,7 +39,7 @@ def grid(kibs: tuple[int, ...], depths: tuple[int, ...], fixed: tuple[bool, ...]
 
 FULL_GRID = grid((128, 256, 512, 1024, 2048, 4096), (8, 16, 32, 64), (True, False))
 QUICK_GRID = grid((512, 1024, 4096), (16, 32, 64), (True,))
-# For fio's other engines, which know no fixed buffers.
+# For fio's other engines, which have no fixed buffers.
 OTHER_GRIDS = {
     "psync": [FioPoint(block, 1, False) for block in (MIB, 2 * MIB, 4 * MIB)],
     "libaio": [FioPoint(block, depth, False) for block in (MIB, 4 * MIB) for depth in (16, 32)],
@@ -47,7 +47,7 @@ OTHER_GRIDS = {
 
 
 def drive_differs(then: float, now: float) -> bool:
-    """Whether fio's speed says that this is another drive, or another hour of a shared one."""
+    """Whether fio's speed changed so much that the drive, or the load on it, is another."""
     return not 0.7 <= now / then <= 1 / 0.7
 
 
@@ -82,7 +82,7 @@ class Bench:
         return self.read_file if direction == "read" else self.write_file
 
     def fio(self, kind: str, size: int, point: FioPoint, engine: str = "io_uring") -> Sample:
-        """kind: read, write (over an existing file), mix (of these two) or new."""
+        """`kind` is read, write (over an existing file), mix (of these two) or new."""
         if kind == "new":
             return self.fio_new(size, point, preallocate=True)
         if kind == "mix":
@@ -94,8 +94,8 @@ class Bench:
         return fio_new_files(names, point, size, preallocate)
 
     def best_point(self, kind: str, size: int, engine: str = "io_uring") -> FioPoint:
-        """All points once, the best few three times more; the best median is fio's. For a first
-        look, what is best for overwriting is taken for new files too."""
+        """Tries all points once and the best few three times more, and takes the best median. With
+        --quick new files use the best settings for overwriting."""
         if kind == "new" and self.quick:
             kind = "write"
         cell = f"{kind} {size_text(size)}" + ("" if engine == "io_uring" else f", {engine}")
@@ -107,7 +107,7 @@ class Bench:
                 self.say(f"calibrating fio: {cell}, {number} of {len(grid)}")
                 try:
                     once.append((self.fio(kind, size, point, engine).gb_per_second, point))
-                except JobFailed as error:  # fixed buffers need memory that may be locked
+                except JobFailed as error:  # fixed buffers need lockable memory
                     refusal = error
             if not once:
                 raise refusal or JobFailed("fio has no settings to try")
@@ -116,28 +116,28 @@ class Bench:
             for _ in range(3):
                 for point, seen in again.items():
                     seen.append(self.fio(kind, size, point, engine).gb_per_second)
-            # The first sample chose them, so it does not count.
+            # The first sample selected them, so it does not count.
             speeds = {point: median(seen[1:]) for point, seen in again.items()}
             self.calibration[cell] = max(speeds, key=lambda point: speeds[point])
             self.calibration_speeds[cell] = {str(p): round(v, 3) for p, v in speeds.items()}
         return self.calibration[cell]
 
     def take_over(self, cell: str, kind: str, size: int, engine: str) -> bool:
-        """Whether an earlier run's settings serve: only if the drive is as fast with them as then.
-        Nothing else tells two virtual disks apart."""
+        """Takes the settings of an earlier run if the drive is as fast with them as it was then,
+        and returns whether it did. Nothing else tells two virtual disks apart."""
         if cell not in self.stored:
             return False
         point, then = self.stored[cell]
         now = median(self.fio(kind, size, point, engine).gb_per_second for _ in range(3))
         if drive_differs(then, now):
-            self.say.step(f"{cell}: {now:.1f} GB/s where it was {then:.1f}; calibrating fio anew")
+            self.say.step(f"{cell}: {now:.1f} GB/s, but it was {then:.1f}; calibrating fio again")
             return False
         self.calibration[cell] = point
         self.calibration_speeds[cell] = {str(point): round(now, 3)}
         return True
 
     def settle(self) -> None:
-        """Chooses what a first look needs, so that no pair waits for it."""
+        """Calibrates for --quick before the first pair, so that no pair waits for it."""
         for kind in ("read", "write"):
             self.best_point(kind, self.large)
             self.our_point(kind)
@@ -150,7 +150,7 @@ class Bench:
         return self.fio_cpu(kind, FioPoint(best.block_bytes, best.depth, True))
 
     def our_point(self, kind: str) -> FioPoint:
-        """The blocks and the depth that we use."""
+        """Our block size and queue depth."""
         if kind not in self.our_points:
             ours = self.pinned(kind, self.large)
             whole = ours.request_bytes // 4096 * 4096

@@ -11,8 +11,8 @@ from benchmarks.rows.row import Row, speed
 
 PROGRAM = ROOT / "build" / "release" / "benchmarks" / "copy_benchmark"
 REPETITIONS = 5
-# From, to, what copy() is told, sizes. Only streaming promises to be faster than memcpy; "never
-# slower beyond noise" is 1 within the interval.
+# From, to, the hint for copy(), sizes. Only streaming must be faster than memcpy; the others must
+# not be slower: 1 lies within the interval.
 SITUATIONS = [
     ("hot", "cold", "cold", (64 << 10, 256 << 10, MIB, 4 * MIB)),
     ("cold", "cold", "cold", (64 << 10, MIB, 64 * MIB)),
@@ -25,7 +25,7 @@ SLOT = ("hot", "cold", "cold", MIB)
 
 @dataclass
 class CopyRow(Row):
-    """A pair is the medians of one run of copy_benchmark, which alternates by itself."""
+    """A pair holds the medians of one run of copy_benchmark, which alternates the two itself."""
 
     arguments: tuple[str, ...] = ()
     size: int = 0

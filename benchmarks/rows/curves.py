@@ -1,7 +1,7 @@
-"""What compare.py draws: how speed and cost grow with depth, block, workers, size and number.
+"""The curves of compare.py: speed and cost by depth, block size, workers, size and number.
 
-A curve has several lines over the same points. Rounds go over all points and lines in turn, so
-that each sees the whole span of time; a point is the median of its rounds.
+A curve has several lines over the same points. Each round measures all points and lines in turn, so
+that every point sees the whole span of time. The value of a point is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BLOCKS = tuple((64 << 10) << step for step in range(8))  # 64 KiB to 8 MiB
 WORKERS = (1, 2, 4)
 SIZES = tuple((4 << 10) << (3 * step) for step in range(8))  # 4 KiB to 8 GiB
 FILE_BYTES = 256 * MIB
-STEPS = 40  # of a million operations; their first half is paired with their second
-SHOWN = 10  # points of them
+STEPS = 40  # of a million operations; step i of the first half pairs with step i of the second
+SHOWN = 10  # points in the picture
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Curve:
     x_text: Callable[[int], str] = str
     taken: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     picture: bool = True  # all lines have the same unit
-    left_out: dict[str, str] = field(default_factory=dict)  # points, and why
+    left_out: dict[str, str] = field(default_factory=dict)  # points, with the reason
 
     def measure(self, rounds: int, say: Callable[[str], None]) -> None:
         for number in range(rounds):
@@ -59,12 +59,12 @@ class Curve:
 
 
 def memory_for_one() -> int:
-    """How large a tensor may be that is held in memory here: half of what is to be had."""
+    """The largest tensor to hold in memory here: half of the available memory."""
     return machine.available_memory_bytes() // 2
 
 
 def passes(size: int) -> int:
-    """Enough for half a gigabyte, or a thousand."""
+    """As many as make half a gigabyte, at most 1000."""
     return max(1, min(1000, GIB // 2 // size))
 
 
@@ -87,7 +87,7 @@ def setting_curves(bench: Bench) -> list[Curve]:
         return fio_large(file, point, "read", FILE_BYTES, 4).gb_per_second
 
     def fixed(name: str, value: int) -> Callable[[int], float]:
-        """Ours with one setting fixed; the point gives the other."""
+        """Our speed with one setting fixed; the point is the other setting."""
         other = "--queue-depth" if name == "--block-bytes" else "--block-bytes"
 
         def take(point: int) -> float:
@@ -134,7 +134,7 @@ def setting_curves(bench: Bench) -> list[Curve]:
 def size_curve(bench: Bench) -> Curve:
     """Speed by the size of one tensor."""
     file = bench.read_file
-    long_file = file.with_name("sizes.bin")  # the file of the pairs does not change
+    long_file = file.with_name("sizes.bin")  # because the file of the pairs must not change
 
     def by_size(size: int, memory: str) -> float:
         if size <= MIB:  # at random offsets, one at a time
@@ -171,7 +171,7 @@ def size_curve(bench: Bench) -> Curve:
 
 
 def million(bench: Bench, operations: int) -> tuple[Curve, list[Row]]:
-    """Reads of 4 KiB, 64 at a time; time, memory and descriptors as they go on."""
+    """Reads of 4 KiB, 64 at a time; time, memory and descriptors over the run."""
     step = operations // STEPS
     report = bench.ferry.queue(bench.read_file, GIB, step, STEPS)
     points = tuple(operations // SHOWN * (number + 1) for number in range(SHOWN))

@@ -32,12 +32,12 @@ def large_rows(bench: Bench) -> list[Row]:
             what = f"page-locked {name}, {size_text(size)} / fio"
             fio = partial(bench.fio_best, kind, size)
             add(what, Target(0.98, at_least=True), pinned(kind, size), fio)
-    # fio's best settings may be those whose few buffers stay in the cache: no tensor does.
+    # fio may be fastest with few buffers, which stay in the cache; a tensor does not.
     for kind in ("read", "write"):
         what = f"page-locked {names[kind]}, {size_text(bench.large)} / fio"
         fio = partial(bench.fio_like_ours, kind)
         add(f"{what} with our blocks and depth", None, pinned(kind, bench.large), fio)
-    # Where blocks are found inside the clock on both sides.
+    # Both sides allocate blocks while the clock runs.
     new = bench.large
     what = f"page-locked {names['new']}, {size_text(new)} / fio that does not preallocate"
 
@@ -50,7 +50,7 @@ def large_rows(bench: Bench) -> list[Row]:
             what = f"ordinary memory {names[kind]}, {size_text(size)} / page-locked"
             ordinary = of_memory(kind, size, "ordinary")
             add(what, Target(0.90, at_least=True), ordinary, pinned(kind, size))
-    # What limits ordinary memory: the same copies beside page-locked transfers.
+    # The limit of ordinary memory: page-locked transfers beside the same copies.
     for kind in ("read", "write"):
         size = bench.large
         what = f"ordinary memory {names[kind]}, {size_text(size)} / page-locked"
@@ -67,7 +67,7 @@ def large_rows(bench: Bench) -> list[Row]:
 
 def call_rows(bench: Bench) -> list[Row]:
     rows = []
-    # Beyond the inline limit a call goes to the engine, which no target is about.
+    # Larger calls go to the engine; they have no target.
     target = {size: Target(1.25, at_least=False) for size in CALLS if size <= MIB}
     for memory, name in (("pinned", "page-locked"), ("ordinary", "ordinary memory")):
         for size in CALLS:
@@ -96,7 +96,7 @@ def call_rows(bench: Bench) -> list[Row]:
 
 
 def cpu_rows(bench: Bench) -> list[Row]:
-    """fio with fixed buffers: at its fastest settings, and with the blocks and depth we use."""
+    """fio with fixed buffers: at its fastest settings, and with our blocks and depth."""
     fio_alternatives = (
         ("at its fastest", bench.fio_best_cpu),
         ("with our blocks", bench.fio_like_ours_cpu),
@@ -131,7 +131,7 @@ def engine_rows(bench: Bench) -> list[Row]:
 
 
 def other_engine_rows(bench: Bench) -> list[Row]:
-    """fio with its other engines, at the block size and depth that are best with each."""
+    """fio with its other engines, each at its best block size and depth."""
     return [
         Row(
             f"page-locked {name}, {size_text(bench.large)} / fio {engine}",
@@ -147,7 +147,7 @@ def other_engine_rows(bench: Bench) -> list[Row]:
 
 
 def together_rows(bench: Bench) -> list[Row]:
-    """Two threads with one Handle, two processes with one each; fio's with a ring each."""
+    """Two threads with one Handle, and two processes with one each; fio has a ring for each."""
     half = bench.large // 2
 
     def ours(kind: str, how: str) -> Sample:

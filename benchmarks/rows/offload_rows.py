@@ -16,12 +16,12 @@ from benchmarks.rows.row import Row, seconds
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
 STEPS = 3
-PASSES = 8  # a pass takes a fifth of a second: fewer tell more of the drive's moods than of it
+PASSES = 8  # a pass takes a fifth of a second: fewer would measure the drive's swings
 
 
 def fio_pass(bench: Bench, kind: str, size: int, point: FioPoint | None = None) -> Sample:
-    """How long fio takes, at its best settings or at others, to move `size` bytes in one of many
-    passes without a drain in between."""
+    """How long fio takes to move `size` bytes, at `point` or at its best settings, in one of many
+    passes that do not drain the queue between them."""
     point = point or bench.best_point(kind, GIB)
     if kind == "read":
         drive = fio_large(bench.read_file, point, kind, GIB, PASSES, continuous=True)
@@ -37,12 +37,12 @@ def slower(drive: Sample, compute: Sample) -> Sample:
 def beside(
     bench: Bench, memory: JobProcess, kind: str, size: int, job: str, **options: Any
 ) -> Sample:
-    """fio, while torch computes as often as fio moves so many bytes. With our blocks and depth:
-    buffers that stay in the cache would leave the memory to torch."""
+    """fio, while torch computes once for every `size` bytes that fio moves. fio uses our blocks and
+    depth: buffers that stay in the cache would leave the memory bandwidth to torch."""
     point = bench.our_point("read")
     begin = time.monotonic()
     alone = fio_pass(bench, kind, size, point).repetition_seconds
-    count = 1 + int((time.monotonic() - begin) / alone)  # until fio has ended
+    count = 1 + int((time.monotonic() - begin) / alone)  # as long as fio runs
     memory.run(job, repeat=1, **options)
     with ThreadPoolExecutor(1) as pool:
         computing = pool.submit(memory.run, job, repeat=count, every=alone, **options)

@@ -8,11 +8,11 @@ from statistics import median
 
 
 def interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of the median from order statistics. It assumes nothing about the noise; with
-    fewer than six values it is simply their range."""
+    """The 95 % interval of the median, from order statistics. It assumes nothing about the noise;
+    with fewer than six values it is their range."""
     ordered = sorted(values)
     count = len(ordered)
-    cut = 0  # how many values are left out on each side
+    cut = 0  # values to leave out on each side
     # The median lies below the value at `cut` with the chance of at most `cut` heads in `count`
     # tosses, and above its mirror image with the same.
     outside = 2 * (1 + count) / 2**count
@@ -24,7 +24,7 @@ def interval(values: list[float], confidence: float = 0.95) -> tuple[float, floa
 
 @dataclass(frozen=True)
 class Target:
-    """`at_least` 0.98, or at most 1.25."""
+    """A ratio of `value` or more with `at_least`, or of `value` or less."""
 
     value: float
     at_least: bool
@@ -33,7 +33,7 @@ class Target:
         return f"{'>=' if self.at_least else '<='} {self.value:g}"
 
     def verdict(self, low: float, high: float) -> str:
-        """It holds when the interval reaches the target and its far end is within 5 % of it."""
+        """A target holds if the interval reaches it and the other end is within 5 % of it."""
         near, far = (high, low) if self.at_least else (low, high)
         sign = 1 if self.at_least else -1
         if sign * (near - self.value) < 0:
@@ -44,19 +44,19 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """What the pairs of one row say."""
+    """The median, interval and verdict of the pairs of one row."""
 
     ratio: float
     low: float
     high: float
-    # holds, misses or unclear where there is a target; else ahead, even (1 is in the interval) or
-    # behind; nothing where there are too few pairs
+    # With a target: holds, misses or unclear. Without: ahead, even (the interval contains 1) or
+    # behind. Empty with too few pairs.
     verdict: str
 
 
-# With fewer pairs the interval is their range, and says little.
+# With fewer pairs the interval is only their range.
 PAIRS_TO_JUDGE = 6
-# What the method wants for a row with a target.
+# Pairs of a row with a target.
 PAIRS = 20
 
 

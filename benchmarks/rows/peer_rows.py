@@ -14,7 +14,7 @@ from benchmarks.rows.bench import Bench
 from benchmarks.rows.row import Row, milliseconds, speed
 
 SMALL_TENSORS = 10_000
-# How it saves (some only load), how it loads, the side of peer_jobs.py and the peer.
+# How the peer saves (some only load) and loads, its side in peer_jobs.py, its name in peers.py.
 WAYS = [
     ("torch.save", "torch.load", "torch", "torch"),
     ("", "torch.load(mmap=True)", "torch mmap", "torch"),
@@ -26,7 +26,7 @@ WAYS = [
     ("tensornvme", "tensornvme", "tensornvme", "tensornvme"),
     ("kvikio", "kvikio", "kvikio", "kvikio"),
 ]
-WITHOUT_FORMAT = ("NumPy", "tensornvme", "kvikio")  # nothing but bytes: ours the same way
+WITHOUT_FORMAT = ("NumPy", "tensornvme", "kvikio")  # bytes alone, so our side has no header either
 IMPORTS = {
     "torch": "torch",
     "NumPy": "numpy",
@@ -66,8 +66,8 @@ def peer_rows(bench: Bench, peers: Peers) -> list[Row]:
 
 
 def import_time(python: Path, module: str) -> Sample:
-    """What an import takes beyond starting Python. An untimed one brings its files into the page
-    cache, whatever ran before."""
+    """The time of an import, without starting Python. An untimed import first brings the files into
+    the page cache."""
     code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     env = {"PYTHONPATH": str(ROOT / "build" / "release" / "python"), "DS_ACCELERATOR": "cpu"}
     command = [str(python), "-c", code]
@@ -76,7 +76,7 @@ def import_time(python: Path, module: str) -> Sample:
             command, capture_output=True, text=True, env=os.environ | env, check=False
         )
         if done.returncode != 0:
-            said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise JobFailed(f"import {module}: {said[-1]}")
     return Sample(repetition_seconds=float(done.stdout.split()[-1]))
 

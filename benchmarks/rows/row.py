@@ -1,4 +1,4 @@
-"""A row of compare.py: one ratio, the pairs of jobs behind it, and which of their numbers count."""
+"""A row of compare.py: one ratio, its pairs of jobs, and which numbers of a pair it compares."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from benchmarks.jobs.job import JobFailed, Sample
 from benchmarks.rows.pairs import Figure, Target, figure
 
-OURS = "our side: "  # begins the reason where it was our own job that failed
-NO_TIME = "no time for it"  # the reason where a first look ended before its first pair
+OURS = "our side: "  # begins the reason if our own job failed
+NO_TIME = "no time for it"  # the reason if --quick ended before the first pair
 
-# Units of which more is better; less of all others.
+# More is better in these units, less in all others.
 MORE_IS_BETTER = ("GB/s",)
 
 
 @dataclass
 class Row:
-    """One ratio: what is measured, against what, and the pairs so far."""
+    """One ratio: its two sides and the pairs so far."""
 
     name: str
     unit: str
     target: Target | None
     ours: Callable[[], Sample]
     other: Callable[[], Sample]
-    # The two numbers of a pair whose ratio counts.
+    # The two numbers of a pair that make the ratio.
     value: Callable[[Sample, Sample], tuple[float, float]]
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
-    peer: str = ""  # without which the row cannot be: a name of peers.py
-    disturbed: int = 0  # pairs that are in although others kept the machine busy
+    peer: str = ""  # a name of peers.py that the row needs
+    disturbed: int = 0  # pairs that count although other processes were busy
 
     def take(self, ours_first: bool) -> None:
         """Adds a pair."""

@@ -19,7 +19,7 @@ SMALL_TENSORS = 10_000
 
 
 def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
-    """Ours and DeepSpeed's on the same file."""
+    """Rows of both sides on the same file."""
     ours = JobProcess("torch_jobs.py", "tensorferry", peers, "torch")
     theirs = JobProcess("torch_jobs.py", "deepspeed", peers, "DeepSpeed")
     bench.at_end += [ours.end, theirs.end]
@@ -45,7 +45,7 @@ def torch_rows(bench: Bench, peers: Peers) -> list[Row]:
                         peer="DeepSpeed",
                     )
                 )
-    # Three times DeepSpeed, or 0.9 of fio where the drive allows no more.
+    # The target is three times DeepSpeed, or 0.9 of fio if the drive allows no more.
     for direction in ("read", "write"):
         for size in bench.sizes:
             rows.append(
@@ -102,7 +102,7 @@ def small_rows(bench: Bench, ours: JobProcess, theirs: JobProcess) -> list[Row]:
 
 
 def locked_memory_rows(ours: JobProcess) -> list[Row]:
-    """How much page-locked memory takes beyond the request."""
+    """How much memory a page-locked tensor takes beyond its size."""
     return [
         Row(
             f"page-locked memory for {size_text(size)} / asked",
