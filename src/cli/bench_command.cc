@@ -24,7 +24,7 @@ using bench::Direction;
 using bench::MiB;
 using bench::Series;
 
-constexpr const char* usual_place = "/mnt/nvme";
+constexpr const char* usual_directory = "/mnt/nvme";
 
 struct Options {
   std::string directory;
@@ -49,14 +49,14 @@ Examples:
 // Where to measure when nobody said: the usual place, else here. Says which.
 std::string choose_directory(const std::string& wanted) {
   if (!wanted.empty()) return wanted;
-  if (std::filesystem::is_directory(usual_place) && access(usual_place, W_OK) == 0) {
-    fmt::print("Measuring {} (choose another place with --nvme-path)\n", usual_place);
-    return usual_place;
+  if (std::filesystem::is_directory(usual_directory) && access(usual_directory, W_OK) == 0) {
+    fmt::print("Measuring {} (choose another place with --nvme-path)\n", usual_directory);
+    return usual_directory;
   }
   fmt::print(
       "Measuring the working directory, because there is no {} to write to (choose another "
       "place with --nvme-path)\n",
-      usual_place);
+      usual_directory);
   return ".";
 }
 
@@ -154,8 +154,8 @@ int run(const Options& options) {
   }
   bench::catch_interrupts();
   const bench::Scratch scratch(directory, needed);
-  const bench::Place place = bench::place_of(scratch.path());
-  bench::Json results = bench::begin_results("bench", own_arguments(), std::span(&place, 1));
+  const bench::Volume volume = bench::volume_of(scratch.path());
+  bench::Json results = bench::begin_results("bench", own_arguments(), std::span(&volume, 1));
   results["settings"] = settings_of(options, std::filesystem::absolute(directory).string());
   results["series"] = bench::Json::array();
   if (!options.json.empty()) bench::check_writable(options.json);
@@ -170,7 +170,7 @@ int run(const Options& options) {
       fmt::print("\n{} tensors of {}, {}\n", latency.iterations, bench::size_text(size),
                  to_string(latency.memory));
       std::fflush(stdout);
-      bench::LatencyFile file(latency, size, scratch.file("tensors"), place);
+      bench::LatencyFile file(latency, size, scratch.file("tensors"), volume);
       if (latency.memory == bench::MemoryKind::pinned && !file.lock_problem().empty()) {
         fmt::print("Note: the memory could not be page-locked: {}\n", file.lock_problem());
       }

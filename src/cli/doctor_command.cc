@@ -114,7 +114,7 @@ int run(const Options& options) {
   std::vector<Finding> findings = bench::check_machine();
   for (const std::string& directory : options.directories) {
     bench::check_interrupt();
-    std::ranges::move(bench::check_place(directory), std::back_inserter(findings));
+    std::ranges::move(bench::check_directory(directory), std::back_inserter(findings));
   }
   std::ranges::move(bench::check_gpu(options.directories), std::back_inserter(findings));
   if (options.json) {

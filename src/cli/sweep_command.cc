@@ -86,7 +86,7 @@ bench::SweepOptions complete(const Options& options) {
     }
   }
   if (options.gpu || options.gds) {
-    (void)bench::Memory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
+    (void)bench::FilledMemory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
     sweep.memory = bench::MemoryKind::gpu;
   }
   if (options.gds) {
@@ -175,16 +175,16 @@ class Sweep {
         json_(std::move(json)),
         self_(fs::read_symlink("/proc/self/exe").string()),
         results_file_((fs::path(options.log_directory) / "results.json").string()) {
-    std::vector<bench::Place> places;
+    std::vector<bench::Volume> volumes;
     std::map<std::string, std::uint64_t> needed;  // by file system
     for (const std::string& directory : options.directories) {
-      places.push_back(bench::place_of(directory));
-      std::uint64_t& bytes = needed[places.back().mount_point];
+      volumes.push_back(bench::volume_of(directory));
+      std::uint64_t& bytes = needed[volumes.back().mount_point];
       bytes += options.io_bytes * options.directions.size();
       scratch_.push_back(std::make_unique<bench::Scratch>(directory, bytes));
     }
     if (!json_.empty()) bench::check_writable(json_);
-    results_ = bench::begin_results("sweep", own_arguments(), places);
+    results_ = bench::begin_results("sweep", own_arguments(), volumes);
     results_["settings"] = settings_of(options, drop);
     results_["points"] = Json::array();
     fs::create_directories(options.log_directory);
@@ -249,9 +249,9 @@ class Sweep {
   }
 
   Json try_to_measure(const bench::Job& job, Progress& progress) {
-    const auto place = std::ranges::find(options_.directories, job.directory);
+    const auto found = std::ranges::find(options_.directories, job.directory);
     const bench::Scratch& scratch =
-        *scratch_.at(static_cast<std::size_t>(place - options_.directories.begin()));
+        *scratch_.at(static_cast<std::size_t>(found - options_.directories.begin()));
     const std::string file = scratch.file(std::string(to_string(job.direction)) + "_data");
     if (!fs::exists(file)) {
       bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed,
@@ -296,7 +296,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
   constexpr std::size_t rows_max = 10;
   const std::vector<Json> best = best_first(points, direction);
   if (best.empty()) return;
-  const bool places = sweep.directories.size() > 1;
+  const bool directories = sweep.directories.size() > 1;
   const bool engines = sweep.engines.size() > 1;
   std::vector<Column> columns{{"GB/s", Align::right},
                               {"block", Align::right},
@@ -305,7 +305,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
                               {"requests"},
                               {"submit"}};
   if (engines) columns.push_back({"engine"});
-  if (places) columns.push_back({"directory"});
+  if (directories) columns.push_back({"directory"});
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < std::min(rows_max, best.size()); ++i) {
     const Json& point = best[i];
@@ -314,7 +314,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
                     point.at("queue_depth").dump(), point.at("workers").dump(),
                     point.at("overlap").get<std::string>(), point.at("submit").get<std::string>()});
     if (engines) rows.back().push_back(point.at("engine").get<std::string>());
-    if (places) rows.back().push_back(point.at("directory").get<std::string>());
+    if (directories) rows.back().push_back(point.at("directory").get<std::string>());
   }
   fmt::print("\n{}, best first{}\n{}", direction == Direction::read ? "Read" : "Write",
              best.size() > rows_max

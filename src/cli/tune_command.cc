@@ -78,40 +78,41 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
 }
 
 // Returns where the profile is, or nothing if it is not kept, and says so.
-std::string keep_profile(const bench::Place& place, const bench::Point& point) {
-  std::string path = profile_path(place.device);
+std::string keep_profile(const bench::Volume& volume, const bench::Point& point) {
+  std::string path = profile_path(volume.device);
   if (path.empty()) {
     fmt::print("\nNo profile was kept: {}\n",
-               place.device.name.empty() ? place.file_system + " has no block device"
-                                         : "there is no place for profiles (TENSORFERRY_PROFILES)");
+               volume.device.name.empty()
+                   ? volume.file_system + " has no block device"
+                   : "there is no place for profiles (TENSORFERRY_PROFILES)");
     return {};
   }
   try {
-    save_profile(place.device, {.engine = point.engine,
-                                .block_bytes = point.block_bytes,
-                                .queue_depth = point.queue_depth,
-                                .workers = point.workers});
+    save_profile(volume.device, {.engine = point.engine,
+                                 .block_bytes = point.block_bytes,
+                                 .queue_depth = point.queue_depth,
+                                 .workers = point.workers});
   } catch (const Error& error) {
     fmt::print("\nNo profile was kept: {}\n", error.what());
     return {};
   }
   fmt::print("\nKept for {} in {}; every Handle() on it takes these settings from now on.\n",
-             place.device.name, path);
+             volume.device.name, path);
   return path;
 }
 
 // Runs the tuner, shows how it narrows, and puts the rounds into the results.
-bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place,
+bench::Tuned search(const bench::TuneOptions& options, const bench::Volume& volume,
                     const std::string& file, bench::Json& results) {
   constexpr std::uint64_t percent = 100;
-  const auto candidates = bench::candidates_for(place, bench::working_engines());
+  const auto candidates = bench::candidates_for(volume, bench::working_engines());
   for (const bench::Point& point : candidates) {
     results["grid"].push_back(
         to_json(Candidate{.point = point, .scores = {}, .figures = {}}, options.objective));
   }
   Progress progress("Tune", percent);
   return bench::tune(
-      options, place, candidates, file,
+      options, volume, candidates, file,
       [&](const bench::TuneStep& step) {
         progress.show(static_cast<std::uint64_t>(step.share * percent),
                       fmt::format("round {}, {} candidates", step.round, step.candidates));
@@ -134,13 +135,13 @@ bool same_file(const std::string& one, const std::string& other) {
 int run(const Options& options) {
   bench::catch_interrupts();
   const bench::Scratch scratch(options.directory, bench::tune_bytes);
-  const bench::Place place = bench::place_of(options.directory);
+  const bench::Volume volume = bench::volume_of(options.directory);
   // An unusable file should be known before half a minute is spent.
   if (!options.config.empty()) bench::check_config(options.config);
   if (!options.json.empty()) bench::check_writable(options.json);
   const Objective objective = options.tune.objective;
-  bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&place, 1));
-  results["settings"] = {{"directory", place.directory},
+  bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&volume, 1));
+  results["settings"] = {{"directory", volume.directory},
                          {"objective", to_string(objective)},
                          {"seconds_max", options.seconds}};
   results["grid"] = bench::Json::array();
@@ -150,7 +151,7 @@ int run(const Options& options) {
   tune_options.seconds_max = options.seconds;
   bench::Tuned tuned;
   try {
-    tuned = search(tune_options, place, scratch.file("data"), results);
+    tuned = search(tune_options, volume, scratch.file("data"), results);
   } catch (...) {
     if (!options.json.empty()) bench::write_json(options.json, results);  // the way so far
     throw;
@@ -164,7 +165,7 @@ int run(const Options& options) {
     fmt::print("\nWritten into \"aio\" of {}\n", options.config);
   }
   if (!options.no_profile) {
-    const std::string path = keep_profile(place, tuned.best.point);
+    const std::string path = keep_profile(volume, tuned.best.point);
     if (!path.empty()) results["profile"] = path;
   }
   results["complete"] = true;

@@ -102,7 +102,8 @@ void print_table(const bench::VerifyResult& result) {
 }
 
 // The verdict, in words; the exit status.
-int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, double seconds) {
+int conclude(const bench::VerifyResult& result, const bench::VerifyOptions& verify_options,
+             double seconds) {
   int status = exit_ok;
   for (const bench::EnginePair& pair : result.pairs) {
     if (!pair.failure) continue;
@@ -110,7 +111,8 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, d
     fmt::print(stderr, "\n");
     print_failure(*pair.failure);
     fmt::print(stderr, "Generation {}, written by {}, read by {}; seed {}.\n",
-               pair.failure->generation, to_string(pair.writer), to_string(pair.reader), plan.seed);
+               pair.failure->generation, to_string(pair.writer), to_string(pair.reader),
+               verify_options.seed);
     if (result.kept.empty()) fmt::print(stderr, "With --keep the file would stay.\n");
     status = exit_failed;
   }
@@ -119,7 +121,7 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, d
         "\nAll came back as it was written: {} generations of {}, {} moved in {:.1f} s; "
         "seed {}.\n",
         result.generations, bench::rounded_size(result.file_bytes),
-        bench::rounded_size(result.bytes_moved), seconds, plan.seed);
+        bench::rounded_size(result.bytes_moved), seconds, verify_options.seed);
   }
   if (!result.kept.empty()) {
     fmt::print("Kept: {}\nCheck it later with: tensorferry verify --check {}\n", result.kept,
@@ -131,20 +133,21 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, d
 int run(const Options& options) {
   bench::catch_interrupts();
   if (!options.file.empty()) return check(options.file);
-  const bench::VerifyPlan plan{.directory = options.directory,
-                               .bytes = options.bytes,
-                               .duration = std::chrono::duration<double>(options.duration_s),
-                               .engine = options.engine,
-                               .seed = options.seed ? *options.seed : std::random_device()(),
-                               .leave = options.keep ? bench::Leave::file : bench::Leave::nothing};
+  const bench::VerifyOptions verify_options{
+      .directory = options.directory,
+      .bytes = options.bytes,
+      .duration = std::chrono::duration<double>(options.duration_s),
+      .engine = options.engine,
+      .seed = options.seed ? *options.seed : std::random_device()(),
+      .leave = options.keep ? bench::Leave::file : bench::Leave::nothing};
   const auto begin = std::chrono::steady_clock::now();
   Bar bar(options.duration_s > 0 ? 1000 : bench::MiB);
   const bench::VerifyResult result =
-      bench::verify(plan, [&](const bench::VerifyProgress& now) { bar.show(now); });
+      bench::verify(verify_options, [&](const bench::VerifyProgress& now) { bar.show(now); });
   bar.end();
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   print_table(result);
-  return conclude(result, plan, taken.count());
+  return conclude(result, verify_options, taken.count());
 }
 
 }  // namespace

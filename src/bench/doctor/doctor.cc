@@ -17,9 +17,9 @@
 #include <system_error>
 
 #include "bench/doctor/judgement.h"
-#include "bench/run/place.h"
 #include "bench/run/scratch.h"
 #include "bench/run/sizes.h"
+#include "bench/run/volume.h"
 #include "bench/run/workload.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/pinned_buffer.h"
@@ -137,21 +137,21 @@ std::vector<Finding> check_machine(const SystemTree& tree) {
   return in_area("machine", std::move(findings));
 }
 
-std::vector<Finding> check_place(const std::string& directory, const SystemTree& tree) {
+std::vector<Finding> check_directory(const std::string& directory, const SystemTree& tree) {
   std::vector<Finding> findings;
   try {
-    Place place = place_of(directory);
-    if (overwrites_in_place(directory)) place.mount_options += ",nodatacow";
-    findings.push_back(judge_file_system(place));
+    Volume volume = volume_of(directory);
+    if (overwrites_in_place(directory)) volume.mount_options += ",nodatacow";
+    findings.push_back(judge_file_system(volume));
     try {
       const Scratch scratch(directory, trial_file_bytes);
       findings.push_back(try_direct(scratch));
     } catch (const Error& error) {
       findings.insert(findings.begin(), unusable(error));
     }
-    std::ranges::move(judge_drives(place.device.number, tree), std::back_inserter(findings));
-    findings.push_back(judge_space(place));
-    findings.push_back(judge_profile(place.device));
+    std::ranges::move(judge_drives(volume.device.number, tree), std::back_inserter(findings));
+    findings.push_back(judge_space(volume));
+    findings.push_back(judge_profile(volume.device));
   } catch (const Error& error) {
     findings = {unusable(error)};
   }
@@ -159,18 +159,18 @@ std::vector<Finding> check_place(const std::string& directory, const SystemTree&
 }
 
 std::vector<Finding> check_gpu(std::span<const std::string> directories, const SystemTree& tree) {
-  std::vector<Place> places;
+  std::vector<Volume> volumes;
   for (const std::string& directory : directories) {
     try {
-      places.push_back(place_of(directory));
+      volumes.push_back(volume_of(directory));
     } catch (const Error&) {
-      continue;  // check_place has said it
+      continue;  // check_directory has said it
     }
   }
   const GpuLibraries libraries{
       .cuda = can_be_loaded({"libcuda.so.1"}),
       .cufile = can_be_loaded({"libcufile.so.0", "/usr/local/cuda/lib64/libcufile.so.0"})};
-  return in_area("gpu", judge_gpu(libraries, places, tree));
+  return in_area("gpu", judge_gpu(libraries, volumes, tree));
 }
 
 bool needs_attention(const Finding& finding) noexcept {

@@ -36,11 +36,11 @@ struct SystemTree {
   std::string etc = "/etc";
 };
 
-// None of these throws for what it finds: that is a finding. check_place writes and reads a small
-// file; a directory that is missing or cannot be written is a finding, too.
+// None of these throws for what it finds: that is a finding. check_directory writes and reads a
+// small file; a directory that is missing or cannot be written is a finding, too.
 [[nodiscard]] std::vector<Finding> check_machine(const SystemTree& tree = {});
-[[nodiscard]] std::vector<Finding> check_place(const std::string& directory,
-                                               const SystemTree& tree = {});
+[[nodiscard]] std::vector<Finding> check_directory(const std::string& directory,
+                                                   const SystemTree& tree = {});
 [[nodiscard]] std::vector<Finding> check_gpu(std::span<const std::string> directories,
                                              const SystemTree& tree = {});
 

@@ -232,11 +232,11 @@ TEST_F(DoctorTest, a_low_memlock_limit_is_told_with_its_number) {
 
 TEST_F(DoctorTest, file_systems_that_cost_speed_are_told) {
   const auto judged = [](const char* kind, const char* options) {
-    Place place;
-    place.mount_point = "/m";
-    place.file_system = kind;
-    place.mount_options = options;
-    return judge_file_system(place).status;
+    Volume volume;
+    volume.mount_point = "/m";
+    volume.file_system = kind;
+    volume.mount_options = options;
+    return judge_file_system(volume).status;
   };
   EXPECT_EQ(judged("ext4", "rw,relatime"), Status::ok);
   EXPECT_EQ(judged("xfs", "rw,noatime"), Status::ok);
@@ -251,15 +251,15 @@ TEST_F(DoctorTest, file_systems_that_cost_speed_are_told) {
 }
 
 TEST_F(DoctorTest, little_space_is_told) {
-  Place place;
-  place.bytes = 1000 * GiB;
-  place.free_bytes = 200 * GiB;
-  EXPECT_EQ(judge_space(place).status, Status::ok);
-  place.free_bytes = 99 * GiB;
-  EXPECT_EQ(judge_space(place).status, Status::warning);
-  place.bytes = 4 * GiB;
-  place.free_bytes = 2 * GiB - 1;
-  EXPECT_EQ(judge_space(place).status, Status::warning);
+  Volume volume;
+  volume.bytes = 1000 * GiB;
+  volume.free_bytes = 200 * GiB;
+  EXPECT_EQ(judge_space(volume).status, Status::ok);
+  volume.free_bytes = 99 * GiB;
+  EXPECT_EQ(judge_space(volume).status, Status::warning);
+  volume.bytes = 4 * GiB;
+  volume.free_bytes = 2 * GiB - 1;
+  EXPECT_EQ(judge_space(volume).status, Status::warning);
 }
 
 TEST_F(DoctorTest, a_machine_without_a_gpu_needs_no_attention) {
@@ -296,21 +296,21 @@ TEST_F(DoctorTest, gpudirect_storage_needs_its_module_and_a_file_system_it_knows
   plant_nvidia_driver();
   plant(tree_.proc + "/driver/nvidia-fs/version", "version: 2.19");
   plant(tree_.dev + "/nvidia-fs0", "");
-  std::vector<Place> places(1);
-  places[0].directory = "/mnt/nvme";
-  places[0].file_system = "ext4";
-  places[0].mount_options = "rw,relatime";
-  const auto judged = [&] { return named(judge_gpu(all_libraries, places, tree_), "GDS"); };
+  std::vector<Volume> volumes(1);
+  volumes[0].directory = "/mnt/nvme";
+  volumes[0].file_system = "ext4";
+  volumes[0].mount_options = "rw,relatime";
+  const auto judged = [&] { return named(judge_gpu(all_libraries, volumes, tree_), "GDS"); };
   EXPECT_EQ(judged().status, Status::ok);
   EXPECT_EQ(judged().found, "version: 2.19");
-  places[0].mount_options = "rw,data=writeback";
+  volumes[0].mount_options = "rw,data=writeback";
   EXPECT_EQ(judged().status, Status::warning);
-  places[0].file_system = "btrfs";
+  volumes[0].file_system = "btrfs";
   EXPECT_EQ(judged().found, "compat mode, through memory in /mnt/nvme");
 }
 
-TEST_F(DoctorTest, a_place_is_left_as_it_was_found) {
-  const auto findings = check_place(temp_.path());
+TEST_F(DoctorTest, a_directory_is_left_as_it_was_found) {
+  const auto findings = check_directory(temp_.path());
   EXPECT_NE(named(findings, "O_DIRECT").status, Status::missing);
   std::size_t entries = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(temp_.path())) ++entries;
@@ -318,7 +318,7 @@ TEST_F(DoctorTest, a_place_is_left_as_it_was_found) {
 }
 
 TEST_F(DoctorTest, a_missing_directory_is_a_finding) {
-  const auto findings = check_place(temp_.file("nowhere"));
+  const auto findings = check_directory(temp_.file("nowhere"));
   ASSERT_EQ(findings.size(), 1U);
   EXPECT_EQ(findings[0].status, Status::missing);
   EXPECT_EQ(findings[0].area, temp_.file("nowhere"));

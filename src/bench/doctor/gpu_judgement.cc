@@ -75,21 +75,21 @@ bool compat_mode_allowed(const SystemTree& tree) {
   const char* chosen = secure_getenv("CUFILE_ENV_PATH_JSON");
   std::ifstream file(chosen != nullptr ? std::string(chosen) : tree.etc + "/cufile.json");
   const Json settings = Json::parse(file, nullptr, false, true);  // NVIDIA's has comments
-  const Json::json_pointer place("/properties/allow_compat_mode");
-  if (settings.is_discarded() || !settings.contains(place)) return true;
-  const Json& allowed = settings.at(place);
+  const Json::json_pointer name("/properties/allow_compat_mode");
+  if (settings.is_discarded() || !settings.contains(name)) return true;
+  const Json& allowed = settings.at(name);
   return !allowed.is_boolean() || allowed.get<bool>();
 }
 
 // GPUDirect Storage reaches the drive under ext4 that orders its data, and under xfs.
-bool reached_by_gds(const Place& place) {
-  if (place.file_system == "xfs") return true;
-  return place.file_system == "ext4" &&
-         place.mount_options.find("data=journal") == std::string::npos &&
-         place.mount_options.find("data=writeback") == std::string::npos;
+bool reached_by_gds(const Volume& volume) {
+  if (volume.file_system == "xfs") return true;
+  return volume.file_system == "ext4" &&
+         volume.mount_options.find("data=journal") == std::string::npos &&
+         volume.mount_options.find("data=writeback") == std::string::npos;
 }
 
-Finding judge_gds(const GpuLibraries& libraries, std::span<const Place> places,
+Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes,
                   const SystemTree& tree) {
   Finding finding{.name = "GDS"};
   const bool has_gpu = !driver_version(tree).empty();
@@ -120,8 +120,8 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Place> places,
     finding.advice = "give the container the devices /dev/nvidia-fs*";
   } else {
     std::vector<std::string> out_of_reach;
-    for (const Place& place : places) {
-      if (!reached_by_gds(place)) out_of_reach.push_back(place.directory);
+    for (const Volume& volume : volumes) {
+      if (!reached_by_gds(volume)) out_of_reach.push_back(volume.directory);
     }
     finding.found = module;
     if (!out_of_reach.empty()) {
@@ -135,9 +135,9 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Place> places,
 
 }  // namespace
 
-std::vector<Finding> judge_gpu(const GpuLibraries& libraries, std::span<const Place> places,
+std::vector<Finding> judge_gpu(const GpuLibraries& libraries, std::span<const Volume> volumes,
                                const SystemTree& tree) {
-  return {judge_cuda(libraries, tree), judge_gds(libraries, places, tree)};
+  return {judge_cuda(libraries, tree), judge_gds(libraries, volumes, tree)};
 }
 
 }  // namespace tensorferry::bench

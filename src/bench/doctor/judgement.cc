@@ -50,10 +50,10 @@ struct KnownProblem {
   std::string advice;
 };
 
-std::optional<KnownProblem> problem_of_kind(const Place& place) {
+std::optional<KnownProblem> problem_of_kind(const Volume& volume) {
   static constexpr std::array in_memory{"tmpfs", "ramfs", "devtmpfs"};
   static constexpr std::array by_network{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"};
-  const std::string& kind = place.file_system;
+  const std::string& kind = volume.file_system;
   if (std::ranges::find(in_memory, kind) != in_memory.end()) {
     return KnownProblem{"memory, not a drive", "give a directory on an NVMe drive"};
   }
@@ -73,11 +73,11 @@ std::optional<KnownProblem> problem_of_kind(const Place& place) {
     return KnownProblem{"copies on every write and checks every block",
                         "give a directory on ext4 or xfs"};
   }
-  if (kind == "btrfs" && has_option_like(place.mount_options, "compress")) {
+  if (kind == "btrfs" && has_option_like(volume.mount_options, "compress")) {
     return KnownProblem{"compresses, so nothing goes straight to the drive",
                         "mount it without compress, or give a directory on ext4 or xfs"};
   }
-  if (kind == "btrfs" && !has_option(place.mount_options, "nodatacow")) {
+  if (kind == "btrfs" && !has_option(volume.mount_options, "nodatacow")) {
     return KnownProblem{"copies on every write and computes checksums",
                         "run `chattr +C` on an empty directory for the files, or use ext4 or xfs"};
   }
@@ -187,33 +187,33 @@ Finding judge_huge_pages(const std::string& problem, const SystemTree& tree) {
   return finding;
 }
 
-Finding judge_file_system(const Place& place) {
+Finding judge_file_system(const Volume& volume) {
   Finding finding{.name = "file system",
-                  .found = fmt::format("{} at {} ({})", place.file_system, place.mount_point,
-                                       place.mount_options)};
-  if (const auto problem = problem_of_kind(place)) {
+                  .found = fmt::format("{} at {} ({})", volume.file_system, volume.mount_point,
+                                       volume.mount_options)};
+  if (const auto problem = problem_of_kind(volume)) {
     finding.status = Status::warning;
     finding.found =
-        fmt::format("{} at {}: {}", place.file_system, place.mount_point, problem->found);
+        fmt::format("{} at {}: {}", volume.file_system, volume.mount_point, problem->found);
     finding.advice = problem->advice;
-  } else if (has_option(place.mount_options, "sync")) {
+  } else if (has_option(volume.mount_options, "sync")) {
     finding.status = Status::warning;
     finding.found += ": every write waits for the drive";
-    finding.advice = "as root: mount -o remount,async " + place.mount_point;
-  } else if (has_option(place.mount_options, "ro")) {
+    finding.advice = "as root: mount -o remount,async " + volume.mount_point;
+  } else if (has_option(volume.mount_options, "ro")) {
     finding.status = Status::missing;
     finding.found += ": read-only";
-    finding.advice = "as root: mount -o remount,rw " + place.mount_point;
+    finding.advice = "as root: mount -o remount,rw " + volume.mount_point;
   }
   return finding;
 }
 
-Finding judge_space(const Place& place) {
-  const bool little = place.free_bytes < 2 * GiB || place.free_bytes < place.bytes / 10;
+Finding judge_space(const Volume& volume) {
+  const bool little = volume.free_bytes < 2 * GiB || volume.free_bytes < volume.bytes / 10;
   return {
       .name = "free space",
       .status = little ? Status::warning : Status::ok,
-      .found = fmt::format("{} of {}", rounded_size(place.free_bytes), rounded_size(place.bytes)),
+      .found = fmt::format("{} of {}", rounded_size(volume.free_bytes), rounded_size(volume.bytes)),
       .advice = little ? "make room: full drives write slowly, and a swap may not fit" : ""};
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/doctor/doctor.h"
-#include "bench/run/place.h"
+#include "bench/run/volume.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::bench {
@@ -32,8 +32,8 @@ struct LockTrial {
 // `problem` is why a buffer did not get huge pages, or empty.
 [[nodiscard]] Finding judge_huge_pages(const std::string& problem, const SystemTree& tree);
 
-[[nodiscard]] Finding judge_file_system(const Place& place);
-[[nodiscard]] Finding judge_space(const Place& place);
+[[nodiscard]] Finding judge_file_system(const Volume& volume);
+[[nodiscard]] Finding judge_space(const Volume& volume);
 [[nodiscard]] Finding judge_profile(const Device& device);
 
 // The drives under a device ("259:0"), as sysfs tells: what they are, their schedulers, their
@@ -46,6 +46,7 @@ struct GpuLibraries {
   bool cufile = false;  // libcufile.so.0 can be loaded
 };
 [[nodiscard]] std::vector<Finding> judge_gpu(const GpuLibraries& libraries,
-                                             std::span<const Place> places, const SystemTree& tree);
+                                             std::span<const Volume> volumes,
+                                             const SystemTree& tree);
 
 }  // namespace tensorferry::bench

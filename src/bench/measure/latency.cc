@@ -66,11 +66,11 @@ std::uint64_t LatencyFile::file_bytes(const LatencyOptions& options, std::uint64
 }
 
 LatencyFile::LatencyFile(const LatencyOptions& options, std::uint64_t tensor_bytes,
-                         const std::string& path, const Place& place)
+                         const std::string& path, const Volume& volume)
     : options_(options),
       bytes_(tensor_bytes),
       path_(path),
-      place_(place),
+      volume_(volume),
       file_(File::open(path, Access::read_write)),
       memory_(options.memory, tensor_bytes, options.seed),
       handle_(options.handle) {
@@ -100,24 +100,24 @@ ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> d
                   .resident_pages = resident_before,
                   .cold = false,
                   .words = {}};
-  const auto device_after = bytes_read_by(place_.device);
+  const auto device_after = bytes_read_by(volume_.device);
   if (device_before && device_after) proof.device_bytes = *device_after - *device_before;
   // A loop device counts what it was asked for, also where its own file is in memory.
-  const bool counts_drive = device_fact(place_.device, "loop/dio") != "0";
+  const bool counts_drive = device_fact(volume_.device, "loop/dio") != "0";
   if (proof.device_bytes && *proof.device_bytes >= bytes && counts_drive) {
     proof.cold = true;
-    proof.words = fmt::format("{} read {:.1f} MB for {:.1f} MB asked", place_.device.name,
+    proof.words = fmt::format("{} read {:.1f} MB for {:.1f} MB asked", volume_.device.name,
                               static_cast<double>(*proof.device_bytes) / 1e6,
                               static_cast<double>(bytes) / 1e6);
   } else if (!counts_drive) {
     proof.words =
-        fmt::format("NOT shown: {} reads its file through the page cache", place_.device.name);
+        fmt::format("NOT shown: {} reads its file through the page cache", volume_.device.name);
   } else if (resident_before == 0) {
     proof.cold = true;
     proof.words = "no page of the file was in memory before";
   } else {
     proof.words = fmt::format("NOT cold: {} pages of the file were in memory before ({})",
-                              resident_before, place_.file_system);
+                              resident_before, volume_.file_system);
   }
   return proof;
 }
@@ -128,7 +128,7 @@ Series LatencyFile::measure(Direction direction, const Watch& watch) {
   finish(handle_.sync(file_));  // only what is durable can be dropped
   drop_from_page_cache(path_);
   const std::uint64_t resident_before = resident_pages(path_);
-  const auto device_before = bytes_read_by(place_.device);
+  const auto device_before = bytes_read_by(volume_.device);
 
   Series series;
   series.direction = direction;

@@ -8,7 +8,7 @@
 
 #include "bench/measure/statistics.h"
 #include "bench/run/json.h"
-#include "bench/run/place.h"
+#include "bench/run/volume.h"
 #include "bench/run/workload.h"
 
 namespace tensorferry::bench {
@@ -62,7 +62,7 @@ class LatencyFile {
                                                 std::uint64_t tensor_bytes);
 
   LatencyFile(const LatencyOptions& options, std::uint64_t tensor_bytes, const std::string& path,
-              const Place& place);
+              const Volume& volume);
   ~LatencyFile();
   LatencyFile(const LatencyFile&) = delete;
   LatencyFile& operator=(const LatencyFile&) = delete;
@@ -82,9 +82,9 @@ class LatencyFile {
   const LatencyOptions& options_;
   const std::uint64_t bytes_;
   const std::string path_;
-  const Place& place_;
+  const Volume& volume_;
   File file_;
-  Memory memory_;
+  FilledMemory memory_;
   Handle handle_;
 };
 

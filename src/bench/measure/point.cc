@@ -92,7 +92,7 @@ PointResult run_point(const Point& point, Direction direction, const std::string
   } else {
     fill_up(path, bytes, point.engine);
   }
-  Memory memory(point.memory, std::min(bytes, memory_bytes_max), data_seed);
+  FilledMemory memory(point.memory, std::min(bytes, memory_bytes_max), data_seed);
   memory.load_from(path);
   Handle handle(to_options(point));
   const Operation first = move_all(handle, direction, memory.bytes(), File::open(path, access),

@@ -57,10 +57,10 @@ double upper_tail(double t, double degrees) {
 }
 
 double percentile(std::span<const double> sorted, double share) {
-  const double place = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
+  const double position = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (sorted[above] - sorted[below]) * (place - std::floor(place));
+  return sorted[below] + (sorted[above] - sorted[below]) * (position - std::floor(position));
 }
 
 double deviation_of(std::span<const double> values, double mean) {

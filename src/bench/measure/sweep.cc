@@ -62,7 +62,7 @@ void add_once(std::vector<Value>& values, Value value) {
   if (std::ranges::find(values, value) == values.end()) values.push_back(value);
 }
 
-void apply(Space& space, const std::string& key, const Json& value) {
+void apply(SweepSpace& space, const std::string& key, const Json& value) {
   if (key == "block_size") {
     add_once(space.block_bytes, parse_bytes(key, value));
   } else if (key == "queue_depth") {
@@ -112,14 +112,14 @@ std::string reason_of(int status, const std::string& log) {
 
 }  // namespace
 
-Space parse_space(const Json& json) {
+SweepSpace parse_space(const Json& json) {
   if (!json.is_object()) throw invalid("it must be an object of lists");
-  Space space{.block_bytes = {},
-              .queue_depth = {},
-              .overlap = {},
-              .workers = {},
-              .submit = {},
-              .engines = {}};
+  SweepSpace space{.block_bytes = {},
+                   .queue_depth = {},
+                   .overlap = {},
+                   .workers = {},
+                   .submit = {},
+                   .engines = {}};
   for (const auto& [key, values] : json.items()) {
     // One value may stand for a list of one.
     const Json list = values.is_array() ? values : Json::array({values});
@@ -135,7 +135,7 @@ Space parse_space(const Json& json) {
   return space;
 }
 
-Json to_json(const Space& space) {
+Json to_json(const SweepSpace& space) {
   Json json = {{"block_size", space.block_bytes}, {"queue_depth", space.queue_depth}};
   for (const Overlap overlap : space.overlap) {
     json["overlap_events"].push_back(overlap == Overlap::on);
@@ -147,7 +147,7 @@ Json to_json(const Space& space) {
   return json;
 }
 
-std::vector<Point> points_of(const Space& space) {
+std::vector<Point> points_of(const SweepSpace& space) {
   std::vector<Point> points;
   for (const std::uint64_t block_bytes : space.block_bytes) {
     for (const unsigned queue_depth : space.queue_depth) {
@@ -176,9 +176,9 @@ std::vector<Job> jobs_of(const SweepOptions& options) {
     while (std::ranges::find(folders, folder) != folders.end()) folder += "_";
     folders.push_back(folder);
     for (const EngineKind engine : options.engines) {
-      fs::path place = options.log_directory;
-      if (options.directories.size() > 1) place /= folder;
-      if (options.engines.size() > 1) place /= to_string(engine);
+      fs::path logs = options.log_directory;
+      if (options.directories.size() > 1) logs /= folder;
+      if (options.engines.size() > 1) logs /= to_string(engine);
       for (const Direction direction : options.directions) {
         for (Point point : points_of(options.space)) {
           point.engine = engine;
@@ -186,7 +186,7 @@ std::vector<Job> jobs_of(const SweepOptions& options) {
               {.directory = directory,
                .direction = direction,
                .point = point,
-               .log = (place / to_string(direction) / log_name(direction, point)).string()});
+               .log = (logs / to_string(direction) / log_name(direction, point)).string()});
         }
       }
     }

@@ -13,7 +13,7 @@
 namespace tensorferry::bench {
 
 // Every combination is a point.
-struct Space {
+struct SweepSpace {
   std::vector<std::uint64_t> block_bytes{128 * KiB, 256 * KiB, 512 * KiB, 1 * MiB};
   std::vector<unsigned> queue_depth{4, 16, 32, 64};
   std::vector<Overlap> overlap{Overlap::on, Overlap::off};
@@ -27,18 +27,18 @@ struct Space {
 // overlap_events (or sequential_requests), io_parallel, single_submit, and engine. What is not
 // named has its one default value (1M, 32, false, 1, false). Throws Error (EINVAL) for keys that
 // are not known and values that make no sense.
-[[nodiscard]] Space parse_space(const Json& json);
+[[nodiscard]] SweepSpace parse_space(const Json& json);
 
-[[nodiscard]] Json to_json(const Space& space);
+[[nodiscard]] Json to_json(const SweepSpace& space);
 
 // In the order of DeepSpeed's: the last dimension changes first. Without the engines.
-[[nodiscard]] std::vector<Point> points_of(const Space& space);
+[[nodiscard]] std::vector<Point> points_of(const SweepSpace& space);
 
 struct SweepOptions {
   std::vector<std::string> directories;
   std::vector<EngineKind> engines{EngineKind::automatic};
   MemoryKind memory = MemoryKind::pinned;
-  Space space;
+  SweepSpace space;
   std::uint64_t io_bytes = 400 * MiB;
   unsigned loops = 1;
   std::vector<Direction> directions{Direction::read, Direction::write};

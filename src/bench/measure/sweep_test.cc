@@ -10,7 +10,7 @@ namespace tensorferry::bench {
 namespace {
 
 TEST(sweep, the_default_space_is_the_one_promised) {
-  const auto points = points_of(Space{});
+  const auto points = points_of(SweepSpace{});
   EXPECT_EQ(points.size(), 4U * 4 * 2 * 3);
   std::set<std::string> names;
   for (const Point& point : points) names.insert(log_name(Direction::read, point));
@@ -20,7 +20,7 @@ TEST(sweep, the_default_space_is_the_one_promised) {
 }
 
 TEST(sweep, the_space_of_the_seed_is_read) {
-  const Space space = parse_space(Json::parse(R"({
+  const SweepSpace space = parse_space(Json::parse(R"({
     "block_size": ["128K", "256K", "512K", "1M"], "queue_depth": [4, 8, 16, 32, 64],
     "overlap_events": [true, false], "io_parallel": [1, 2, 4, 8], "single_submit": [false]})"));
   EXPECT_EQ(points_of(space).size(), 4U * 5 * 2 * 4);
@@ -34,7 +34,7 @@ TEST(sweep, a_space_of_deepspeeds_own_may_say_that_there_is_one_thread) {
 }
 
 TEST(sweep, what_is_not_named_has_one_value) {
-  const Space space = parse_space(Json::parse(R"({"queue_depth": 8, "engine": ["libaio"]})"));
+  const SweepSpace space = parse_space(Json::parse(R"({"queue_depth": 8, "engine": ["libaio"]})"));
   ASSERT_EQ(points_of(space).size(), 1U);
   EXPECT_EQ(points_of(space).front().queue_depth, 8U);
   EXPECT_EQ(points_of(space).front().overlap, Overlap::off);
@@ -42,7 +42,7 @@ TEST(sweep, what_is_not_named_has_one_value) {
 }
 
 TEST(sweep, sequential_requests_is_the_other_way_round) {
-  const Space space = parse_space(Json::parse(R"({"sequential_requests": [true, false]})"));
+  const SweepSpace space = parse_space(Json::parse(R"({"sequential_requests": [true, false]})"));
   EXPECT_EQ(space.overlap, (std::vector{Overlap::off, Overlap::on}));
 }
 

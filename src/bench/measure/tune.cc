@@ -63,7 +63,7 @@ class Probe {
 
   // For measurements of up to this size.
   void prepare(std::uint64_t bytes) {
-    memory_ = std::make_unique<Memory>(MemoryKind::pinned, bytes, data_seed);
+    memory_ = std::make_unique<FilledMemory>(MemoryKind::pinned, bytes, data_seed);
   }
 
   // Bytes per second, or seconds for `latency`.
@@ -115,7 +115,7 @@ class Probe {
 
   const Objective objective_;
   const File file_;
-  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<FilledMemory> memory_;
   const std::uint64_t file_bytes_;
   std::uint64_t turn_ = 0;
   std::vector<std::jthread> closing_;
@@ -205,8 +205,8 @@ std::vector<EngineKind> working_engines() {
   return working;
 }
 
-Point usual_point(const Place& place) {
-  const Device& device = place.device;
+Point usual_point(const Volume& volume) {
+  const Device& device = volume.device;
   const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
   Point point;
   point.engine = working_engines().front();
@@ -216,9 +216,9 @@ Point usual_point(const Place& place) {
   return point;
 }
 
-std::vector<Point> candidates_for(const Place& place, const std::vector<EngineKind>& engines) {
+std::vector<Point> candidates_for(const Volume& volume, const std::vector<EngineKind>& engines) {
   const unsigned processors = std::max(std::thread::hardware_concurrency(), 1U);
-  std::vector<Point> points{usual_point(place)};
+  std::vector<Point> points{usual_point(volume)};
   for (const EngineKind engine : engines) {
     for (const std::uint64_t block_bytes : {128 * KiB, 256 * KiB, 512 * KiB, 1 * MiB, 2 * MiB}) {
       for (const unsigned queue_depth : {4U, 8U, 16U, 32U, 64U}) {
@@ -322,10 +322,10 @@ std::uint64_t file_bytes_for(double bytes_per_second, double seconds_max) {
   return bytes;
 }
 
-void conclude(Tuned& tuned, const Place& place, const Point& usual) {
+void conclude(Tuned& tuned, const Volume& volume, const Point& usual) {
   if (tuned.rounds.empty()) {
     throw Error({.operation = "tune",
-                 .path = place.directory,
+                 .path = volume.directory,
                  .code = ETIMEDOUT,
                  .hint = "the drive is too slow to try every setting once in this time; give it "
                          "more with --seconds"});
@@ -340,11 +340,11 @@ void conclude(Tuned& tuned, const Place& place, const Point& usual) {
 
 }  // namespace
 
-Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Point>& candidates,
+Tuned tune(const TuneOptions& options, const Volume& volume, const std::vector<Point>& candidates,
            const std::string& file, const std::function<void(const TuneStep&)>& watch,
            const std::function<void(const Round&)>& round_done) {
   const Budget budget(options.seconds_max);
-  const Point usual = usual_point(place);
+  const Point usual = usual_point(volume);
   double speed = rough_speed(file, usual);
   const std::uint64_t file_bytes = file_bytes_for(speed, options.seconds_max);
   extend(File::open(file, Access::write), file_bytes, data_seed, usual.engine);
@@ -374,7 +374,7 @@ Tuned tune(const TuneOptions& options, const Place& place, const std::vector<Poi
     tuned.rounds.push_back(std::move(round));
     round_done(tuned.rounds.back());
   }
-  conclude(tuned, place, usual);
+  conclude(tuned, volume, usual);
   tuned.seconds = budget.spent();
   return tuned;
 }

@@ -14,7 +14,7 @@
 
 #include "bench/measure/point.h"
 #include "bench/run/json.h"
-#include "bench/run/place.h"
+#include "bench/run/volume.h"
 
 namespace tensorferry::bench {
 
@@ -46,14 +46,14 @@ struct Tuned {
 };
 
 // Which settings are tried: engines that work here, block sizes, depths, workers.
-[[nodiscard]] std::vector<Point> candidates_for(const Place& place,
+[[nodiscard]] std::vector<Point> candidates_for(const Volume& volume,
                                                 const std::vector<EngineKind>& engines);
 
 // The engines that can be had here.
 [[nodiscard]] std::vector<EngineKind> working_engines();
 
 // What a Handle takes for this drive when it has no profile.
-[[nodiscard]] Point usual_point(const Place& place);
+[[nodiscard]] Point usual_point(const Volume& volume);
 
 // Those to measure on: at most half, the best ones, and none whose interval lies below the best
 // one's. Marks the others.
@@ -76,7 +76,7 @@ struct TuneStep {
 
 // Needs tune_bytes in the file, which it makes. Throws Error and Interrupted.
 inline constexpr std::uint64_t tune_bytes = 256 * MiB;
-[[nodiscard]] Tuned tune(const TuneOptions& options, const Place& place,
+[[nodiscard]] Tuned tune(const TuneOptions& options, const Volume& volume,
                          const std::vector<Point>& candidates, const std::string& file,
                          const std::function<void(const TuneStep&)>& watch,
                          const std::function<void(const Round&)>& round_done);

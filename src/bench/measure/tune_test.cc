@@ -69,20 +69,20 @@ class Config : public testing::Test {
  protected:
   Config() {
     std::string pattern = (std::filesystem::temp_directory_path() / "tune_test.XXXXXX").string();
-    place_ = mkdtemp(pattern.data());
+    volume_ = mkdtemp(pattern.data());
   }
   ~Config() override {
     std::error_code ignored;
-    std::filesystem::remove_all(place_, ignored);
+    std::filesystem::remove_all(volume_, ignored);
   }
-  [[nodiscard]] std::string path() const { return place_ / "ds_config.json"; }
+  [[nodiscard]] std::string path() const { return volume_ / "ds_config.json"; }
   void write(const char* text) const { std::ofstream(path()) << text; }
   [[nodiscard]] std::string text() const {
     std::ostringstream out;
     out << std::ifstream(path()).rdbuf();
     return out.str();
   }
-  std::filesystem::path place_;
+  std::filesystem::path volume_;
 };
 
 TEST_F(Config, keeps_the_rest_and_its_order) {

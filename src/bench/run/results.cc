@@ -31,7 +31,7 @@ Error failure(const char* operation, const std::string& path, int code, std::str
 }  // namespace
 
 Json begin_results(const std::string& command, const std::vector<std::string>& arguments,
-                   std::span<const Place> places) {
+                   std::span<const Volume> volumes) {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   std::tm utc{};
   gmtime_r(&now, &utc);
@@ -44,7 +44,7 @@ Json begin_results(const std::string& command, const std::vector<std::string>& a
                   {"complete", false},
                   {"machine", machine_facts()},
                   {"places", Json::array()}};
-  for (const Place& place : places) results["places"].push_back(to_json(place));
+  for (const Volume& volume : volumes) results["places"].push_back(to_json(volume));
   return results;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/run/json.h"
-#include "bench/run/place.h"
+#include "bench/run/volume.h"
 
 namespace tensorferry::bench {
 
@@ -16,7 +16,7 @@ inline constexpr int results_version = 1;
 // until the command sets it.
 [[nodiscard]] Json begin_results(const std::string& command,
                                  const std::vector<std::string>& arguments,
-                                 std::span<const Place> places);
+                                 std::span<const Volume> volumes);
 
 // Throws Error where write_text() would, as far as that can be known.
 void check_writable(const std::string& path);

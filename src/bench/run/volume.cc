@@ -1,4 +1,4 @@
-#include "bench/run/place.h"
+#include "bench/run/volume.h"
 
 #include <mntent.h>
 #include <sys/statvfs.h>
@@ -28,7 +28,7 @@ bool lies_below(const std::string& path, const std::string& mount_point) {
 }
 
 // Of the mounts above a path the deepest counts, and of several at one point the last.
-void find_mount(Place& place) {
+void find_mount(Volume& volume) {
   const auto close = [](FILE* file) { endmntent(file); };
   const std::unique_ptr<FILE, decltype(close)> table(setmntent("/proc/self/mounts", "re"), close);
   if (table == nullptr) return;
@@ -36,10 +36,10 @@ void find_mount(Place& place) {
   mntent entry{};
   while (getmntent_r(table.get(), &entry, text.data(), static_cast<int>(text.size())) != nullptr) {
     const std::string point = entry.mnt_dir;
-    if (!lies_below(place.directory, point) || point.size() < place.mount_point.size()) continue;
-    place.mount_point = point;
-    place.file_system = entry.mnt_type;
-    place.mount_options = entry.mnt_opts;
+    if (!lies_below(volume.directory, point) || point.size() < volume.mount_point.size()) continue;
+    volume.mount_point = point;
+    volume.file_system = entry.mnt_type;
+    volume.mount_options = entry.mnt_opts;
   }
 }
 
@@ -77,12 +77,12 @@ std::optional<std::uint64_t> bytes_read_by(const Device& device) {
   return sectors * sector_bytes;
 }
 
-Place place_of(const std::string& directory) {
-  Place place;
+Volume volume_of(const std::string& directory) {
+  Volume volume;
   std::error_code error;
-  place.directory = std::filesystem::canonical(directory, error).string();
+  volume.directory = std::filesystem::canonical(directory, error).string();
   struct statvfs facts{};
-  if (!error && statvfs(place.directory.c_str(), &facts) != 0) {
+  if (!error && statvfs(volume.directory.c_str(), &facts) != 0) {
     error.assign(errno, std::generic_category());
   }
   if (error) {
@@ -92,15 +92,15 @@ Place place_of(const std::string& directory) {
          .code = error.value(),
          .hint = error.value() == ENOENT ? "there is no such directory; make it first" : ""});
   }
-  place.bytes = std::uint64_t{facts.f_blocks} * facts.f_frsize;
-  place.free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;
-  place.device = device_of(place.directory);
-  find_mount(place);
-  return place;
+  volume.bytes = std::uint64_t{facts.f_blocks} * facts.f_frsize;
+  volume.free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;
+  volume.device = device_of(volume.directory);
+  find_mount(volume);
+  return volume;
 }
 
-Json to_json(const Place& place) {
-  const Device& device = place.device;
+Json to_json(const Volume& volume) {
+  const Device& device = volume.device;
   Json drive = {{"name", device.name},
                 {"model", device_fact(device, "device/model")},
                 {"disks", device.disks},
@@ -111,14 +111,14 @@ Json to_json(const Place& place) {
   for (const char* fact : {"scheduler", "rotational", "nr_requests", "write_cache"}) {
     drive[fact] = device_fact(device, std::string("queue/") + fact);
   }
-  return {{"directory", place.directory},
+  return {{"directory", volume.directory},
           {"drive", drive},
           {"file_system",
-           {{"kind", place.file_system},
-            {"mount_point", place.mount_point},
-            {"mount_options", place.mount_options},
-            {"bytes", place.bytes},
-            {"free_bytes", place.free_bytes}}}};
+           {{"kind", volume.file_system},
+            {"mount_point", volume.mount_point},
+            {"mount_options", volume.mount_options},
+            {"bytes", volume.bytes},
+            {"free_bytes", volume.free_bytes}}}};
 }
 
 Json machine_facts() {

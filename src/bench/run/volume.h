@@ -10,7 +10,7 @@
 
 namespace tensorferry::bench {
 
-struct Place {
+struct Volume {
   std::string directory;  // absolute, without links
   std::string mount_point;
   std::string file_system;  // "ext4"
@@ -21,9 +21,9 @@ struct Place {
 };
 
 // Throws Error where there is no such directory.
-[[nodiscard]] Place place_of(const std::string& directory);
+[[nodiscard]] Volume volume_of(const std::string& directory);
 
-[[nodiscard]] Json to_json(const Place& place);
+[[nodiscard]] Json to_json(const Volume& volume);
 [[nodiscard]] Json machine_facts();
 
 // The first line of a small file of the system, without blanks around it; empty where there is

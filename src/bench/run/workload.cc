@@ -45,7 +45,7 @@ std::string_view to_string(MemoryKind kind) noexcept {
   return "gpu";
 }
 
-Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
+FilledMemory::FilledMemory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
   if (kind == MemoryKind::pinned) {
     pinned_.emplace(bytes);
     bytes_ = pinned_->bytes();
@@ -65,7 +65,7 @@ Memory::Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed) {
   fill(bytes_, seed);
 }
 
-void Memory::load_from(const std::string& path) {
+void FilledMemory::load_from(const std::string& path) {
   if (!gpu_) return;
   Handle handle;
   const File file = File::open(path, Access::read);
@@ -96,7 +96,7 @@ void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, EngineKin
   const std::uint64_t begin = file.size();
   if (begin >= bytes) return;
   constexpr std::uint64_t piece_bytes = 64 * MiB;
-  const Memory memory(MemoryKind::pinned, std::min(piece_bytes, bytes - begin), seed);
+  const FilledMemory memory(MemoryKind::pinned, std::min(piece_bytes, bytes - begin), seed);
   HandleOptions options;
   options.engine = engine;
   Handle handle(options);

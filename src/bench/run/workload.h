@@ -37,10 +37,10 @@ enum class MemoryKind : std::uint8_t { pinned, pageable, gpu };
 [[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
 
 // Memory of a kind, filled with random bytes; a GPU's gets its own by load_from().
-class Memory {
+class FilledMemory {
  public:
   // Throws Error (ENODEV, ENOMEM) for a GPU that cannot be had.
-  Memory(MemoryKind kind, std::size_t bytes, std::uint64_t seed);
+  FilledMemory(MemoryKind kind, std::size_t bytes, std::uint64_t seed);
 
   // Fills memory of a GPU with what is in a file of random bytes. Other memory stays as it is.
   void load_from(const std::string& path);

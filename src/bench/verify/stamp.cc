@@ -12,7 +12,7 @@ namespace tensorferry::bench {
 
 namespace {
 
-using Block = std::array<std::byte, stamped_block_bytes>;
+using StampedBlock = std::array<std::byte, stamped_block_bytes>;
 
 // "tfstamp1", so that a person who looks at the drive knows what this is.
 constexpr std::uint64_t magic = 0x31706d6174736674;
@@ -44,7 +44,7 @@ struct Difference {
   [[nodiscard]] std::size_t bytes() const { return last - first + 1; }
 };
 
-Difference difference(std::span<const std::byte> block, const Block& wanted) {
+Difference difference(std::span<const std::byte> block, const StampedBlock& wanted) {
   Difference found{.first = stamped_block_bytes};
   for (std::size_t i = 0; i < stamped_block_bytes; ++i) {
     const auto changed = static_cast<unsigned char>(block[i] ^ wanted[i]);
@@ -89,7 +89,7 @@ bool all_zero(std::span<const std::byte> bytes) {
 BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) {
   // Random bytes are hardly ever the same as others; fewer may be by accident.
   constexpr std::size_t telling_bytes = 16;
-  Block wanted;
+  StampedBlock wanted;
   write_stamp(wanted, expected);
   const Difference found = difference(block, wanted);
   const auto part = block.subspan(found.first, found.bytes());
@@ -106,7 +106,7 @@ BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) 
     bad.explanation = fmt::format("{} bytes of the block are zeros", found.bytes());
     return bad;
   }
-  Block previous;
+  StampedBlock previous;
   Stamp before = expected;
   --before.generation;
   write_stamp(previous, before);

@@ -56,41 +56,41 @@ constexpr std::array cuts{
     Cut{.lengths = three_pages, .memory = MemoryKind::pageable, .calls = Calls::one_each},
 };
 
-struct Piece {
+struct Slice {
   std::size_t begin = 0;  // in the window
   std::size_t bytes = 0;
 };
 
-std::vector<Piece> pieces_of(std::size_t bytes, const Cut& cut, std::mt19937_64& random) {
-  std::vector<Piece> pieces;
+std::vector<Slice> slices_of(std::size_t bytes, const Cut& cut, std::mt19937_64& random) {
+  std::vector<Slice> slices;
   std::size_t turn = random() % cut.lengths.size();
-  for (std::size_t begin = 0; begin < bytes; begin += pieces.back().bytes) {
+  for (std::size_t begin = 0; begin < bytes; begin += slices.back().bytes) {
     const std::size_t wanted = cut.lengths[turn++ % cut.lengths.size()];
-    pieces.push_back({.begin = begin, .bytes = std::min(wanted, bytes - begin)});
+    slices.push_back({.begin = begin, .bytes = std::min(wanted, bytes - begin)});
   }
-  return pieces;
+  return slices;
 }
 
 // Calls of one kind for all pieces of a window. Neighbours would be joined into one request, so
 // `many` takes every second piece at a time.
 template <class Transfer, class Move, class MoveMany>
-void move_pieces(std::vector<Piece> pieces, Calls calls, std::mt19937_64& random,
-                 const std::function<Transfer(const Piece&)>& transfer_of, const Move& move,
+void move_slices(std::vector<Slice> slices, Calls calls, std::mt19937_64& random,
+                 const std::function<Transfer(const Slice&)>& transfer_of, const Move& move,
                  const MoveMany& move_many) {
   if (calls == Calls::many) {
     for (const std::size_t parity : {0U, 1U}) {
       std::vector<Transfer> transfers;
-      for (std::size_t i = parity; i < pieces.size(); i += 2) {
-        transfers.push_back(transfer_of(pieces[i]));
+      for (std::size_t i = parity; i < slices.size(); i += 2) {
+        transfers.push_back(transfer_of(slices[i]));
       }
       if (!transfers.empty()) finish(move_many(transfers));
     }
     return;
   }
-  std::ranges::shuffle(pieces, random);
+  std::ranges::shuffle(slices, random);
   std::vector<Operation> operations;
-  operations.reserve(pieces.size());
-  for (const Piece& piece : pieces) operations.push_back(move(transfer_of(piece)));
+  operations.reserve(slices.size());
+  for (const Slice& slice : slices) operations.push_back(move(transfer_of(slice)));
   for (const Operation& operation : operations) finish(operation);
 }
 
@@ -116,7 +116,7 @@ class Window {
   std::vector<std::byte> pageable_{window_bytes + 2 * page_bytes};
 };
 
-struct OpenEngine {
+struct EngineHandle {
   EngineKind kind;
   Handle handle;
 };
@@ -144,34 +144,35 @@ VerifyFailure failure_of(const BadBlock& bad, const std::string& path, std::uint
 // One file, generation after generation.
 class Verification {
  public:
-  Verification(const VerifyPlan& plan, ShowVerifyProgress show)
-      : plan_(plan),
+  Verification(const VerifyOptions& options, ShowVerifyProgress show)
+      : options_(options),
         show_(std::move(show)),
-        random_(plan.seed),
-        scratch_(plan.directory, plan.bytes),
+        random_(options.seed),
+        scratch_(options.directory, options.bytes),
         file_(File::open(scratch_.file("stamped"), Access::read_write)) {
     open_engines();
   }
 
   VerifyResult run() {
     result_.pairs = all_pairs();
-    result_.file_bytes = plan_.bytes;
-    const std::uint64_t pass_bytes = 2 * plan_.bytes * cuts.size() * result_.pairs.size();
-    total_ = plan_.duration.count() > 0 ? static_cast<std::uint64_t>(plan_.duration.count() * 1000)
-                                        : pass_bytes;
+    result_.file_bytes = options_.bytes;
+    const std::uint64_t pass_bytes = 2 * options_.bytes * cuts.size() * result_.pairs.size();
+    total_ = options_.duration.count() > 0
+                 ? static_cast<std::uint64_t>(options_.duration.count() * 1000)
+                 : pass_bytes;
     for (std::size_t pass = 0; !over(pass); ++pass) run_pass(pass);
-    if (plan_.leave == Leave::file) keep();
+    if (options_.leave == Leave::file) keep();
     return std::move(result_);
   }
 
  private:
   void open_engines() {
     for (const EngineKind kind : all_engines) {
-      if (plan_.engine != EngineKind::automatic && plan_.engine != kind) continue;
+      if (options_.engine != EngineKind::automatic && options_.engine != kind) continue;
       try {
         engines_.push_back({kind, Handle({.engine = kind})});
       } catch (const Error& error) {
-        if (plan_.engine == kind) throw;
+        if (options_.engine == kind) throw;
         result_.skipped.push_back({.engine = kind, .reason = error.what()});
       }
     }
@@ -179,8 +180,8 @@ class Verification {
 
   [[nodiscard]] std::vector<EnginePair> all_pairs() const {
     std::vector<EnginePair> pairs;
-    for (const OpenEngine& writer : engines_) {
-      for (const OpenEngine& reader : engines_) {
+    for (const EngineHandle& writer : engines_) {
+      for (const EngineHandle& reader : engines_) {
         pairs.push_back({.writer = writer.kind, .reader = reader.kind});
       }
     }
@@ -192,8 +193,8 @@ class Verification {
     const bool failed = std::ranges::any_of(
         result_.pairs, [](const EnginePair& pair) { return pair.failure.has_value(); });
     if (failed) return true;
-    if (plan_.duration.count() > 0) {
-      return result_.generations > 0 && Clock::now() - begin_ >= plan_.duration;
+    if (options_.duration.count() > 0) {
+      return result_.generations > 0 && Clock::now() - begin_ >= options_.duration;
     }
     return passes > 0;
   }
@@ -228,27 +229,29 @@ class Verification {
   }
 
   Handle& handle_of(EngineKind kind) {
-    return std::ranges::find(engines_, kind, &OpenEngine::kind)->handle;
+    return std::ranges::find(engines_, kind, &EngineHandle::kind)->handle;
   }
 
   [[nodiscard]] Stamp stamp_at(std::uint64_t offset, std::uint64_t generation) const {
-    return {
-        .offset = offset, .generation = generation, .seed = plan_.seed, .file_bytes = plan_.bytes};
+    return {.offset = offset,
+            .generation = generation,
+            .seed = options_.seed,
+            .file_bytes = options_.bytes};
   }
 
   void write_all(Handle& handle, const Cut& cut, std::uint64_t generation) {
-    for (std::uint64_t offset = 0; offset < plan_.bytes; offset += window_bytes) {
+    for (std::uint64_t offset = 0; offset < options_.bytes; offset += window_bytes) {
       const auto count =
-          static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, plan_.bytes - offset));
+          static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, options_.bytes - offset));
       const auto memory = to_write_.bytes(cut, count);
       for (std::size_t at = 0; at < count; at += stamped_block_bytes) {
         write_stamp(memory.subspan(at, stamped_block_bytes), stamp_at(offset + at, generation));
       }
-      move_pieces<WriteTransfer>(
-          pieces_of(count, cut, random_), cut.calls, random_,
-          [&](const Piece& piece) {
-            return WriteTransfer{memory.subspan(piece.begin, piece.bytes), file_,
-                                 offset + piece.begin};
+      move_slices<WriteTransfer>(
+          slices_of(count, cut, random_), cut.calls, random_,
+          [&](const Slice& slice) {
+            return WriteTransfer{memory.subspan(slice.begin, slice.bytes), file_,
+                                 offset + slice.begin};
           },
           [&](const WriteTransfer& one) { return handle.write(one.memory, one.file, one.offset); },
           [&](const std::vector<WriteTransfer>& many) { return handle.write_many(many); });
@@ -258,16 +261,16 @@ class Verification {
   }
 
   std::optional<BadBlock> read_all(Handle& handle, const Cut& cut, std::uint64_t generation) {
-    for (std::uint64_t offset = 0; offset < plan_.bytes; offset += window_bytes) {
+    for (std::uint64_t offset = 0; offset < options_.bytes; offset += window_bytes) {
       const auto count =
-          static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, plan_.bytes - offset));
+          static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, options_.bytes - offset));
       const auto memory = to_read_.bytes(cut, count);
       std::ranges::fill(memory, never_read);
-      move_pieces<ReadTransfer>(
-          pieces_of(count, cut, random_), cut.calls, random_,
-          [&](const Piece& piece) {
-            return ReadTransfer{memory.subspan(piece.begin, piece.bytes), file_,
-                                offset + piece.begin};
+      move_slices<ReadTransfer>(
+          slices_of(count, cut, random_), cut.calls, random_,
+          [&](const Slice& slice) {
+            return ReadTransfer{memory.subspan(slice.begin, slice.bytes), file_,
+                                offset + slice.begin};
           },
           [&](const ReadTransfer& one) { return handle.read(one.memory, one.file, one.offset); },
           [&](const std::vector<ReadTransfer>& many) { return handle.read_many(many); });
@@ -285,8 +288,8 @@ class Verification {
     using std::chrono::milliseconds;
     result_.bytes_moved += bytes;
     const auto elapsed = std::chrono::duration_cast<milliseconds>(Clock::now() - begin_).count();
-    show_({.done = plan_.duration.count() > 0 ? static_cast<std::uint64_t>(elapsed)
-                                              : result_.bytes_moved,
+    show_({.done = options_.duration.count() > 0 ? static_cast<std::uint64_t>(elapsed)
+                                                 : result_.bytes_moved,
            .total = total_,
            .bytes_moved = result_.bytes_moved});
   }
@@ -296,7 +299,7 @@ class Verification {
   void keep() {
     const std::string kept =
         fmt::format("{}-generation-{}.stamped", scratch_.path(), result_.generations);
-    const int fd = open(plan_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int fd = open(options_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool done = fd >= 0 && rename(file_.path().c_str(), kept.c_str()) == 0 && fsync(fd) == 0;
     const int code = errno;
     if (fd >= 0) close(fd);
@@ -306,7 +309,7 @@ class Verification {
     result_.kept = kept;
   }
 
-  const VerifyPlan plan_;
+  const VerifyOptions options_;
   const ShowVerifyProgress show_;
   const Clock::time_point begin_ = Clock::now();
   std::uint64_t total_ = 0;
@@ -316,14 +319,15 @@ class Verification {
   File file_;
   Window to_write_;
   Window to_read_;
-  std::vector<OpenEngine> engines_;  // last: they let go of the memory before it goes
+  std::vector<EngineHandle> engines_;  // last: they let go of the memory before it goes
 };
 
 }  // namespace
 
-VerifyResult verify(const VerifyPlan& plan, const ShowVerifyProgress& show) {
-  VerifyPlan whole = plan;
-  whole.bytes = (plan.bytes + stamped_block_bytes - 1) / stamped_block_bytes * stamped_block_bytes;
+VerifyResult verify(const VerifyOptions& options, const ShowVerifyProgress& show) {
+  VerifyOptions whole = options;
+  whole.bytes =
+      (options.bytes + stamped_block_bytes - 1) / stamped_block_bytes * stamped_block_bytes;
   return Verification(whole, show).run();
 }
 

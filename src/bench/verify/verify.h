@@ -16,7 +16,7 @@ namespace tensorferry::bench {
 
 enum class Leave : std::uint8_t { nothing, file };
 
-struct VerifyPlan {
+struct VerifyOptions {
   std::string directory;
   std::uint64_t bytes = 64 * MiB;             // of the file; taken up to whole blocks
   std::chrono::duration<double> duration{};   // 0: one full pass
@@ -68,7 +68,7 @@ using ShowVerifyProgress = std::function<void(const VerifyProgress&)>;
 // Stops at the first failure. Uses a Scratch of its own and memory that does not grow with the
 // file. Throws Error for a directory that will not do, too little space and an engine that cannot
 // be had; throws Interrupted.
-[[nodiscard]] VerifyResult verify(const VerifyPlan& plan, const ShowVerifyProgress& show);
+[[nodiscard]] VerifyResult verify(const VerifyOptions& options, const ShowVerifyProgress& show);
 
 struct FileCheck {
   std::uint64_t blocks = 0;
