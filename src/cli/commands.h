@@ -1,4 +1,4 @@
-// One function per command: it adds the command's arguments to the program's.
+// One function per command, which adds the command and its arguments to the program.
 #pragma once
 
 #include "cli/arguments.h"

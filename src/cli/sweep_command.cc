@@ -1,4 +1,4 @@
-// `tensorferry sweep`: every point of a space of settings, one log each, best first.
+// `tensorferry sweep`: measures every point of a space of settings, with one log for each.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,12 +43,12 @@ struct Options {
   bool gds = false;
 };
 
-constexpr const char* footer = R"(The space in --sweep_config is JSON, every combination is a point:
+constexpr const char* footer = R"(The space in --sweep_config is JSON; every combination is a point:
   {"block_size": ["128K", "1M"], "queue_depth": [4, 32], "overlap_events": [true, false],
    "io_parallel": [1, 8], "single_submit": [false], "engine": ["io_uring", "libaio"]}
 
-An interrupted sweep goes on where it was when it is started again with the same arguments. All
-results are in results.json and results.csv of the log directory.
+To continue an interrupted sweep, run it again with the same arguments. All results are in
+results.json and results.csv in the log directory.
 
 Examples:
   tensorferry sweep --nvme_dir /mnt/nvme/test_io
@@ -63,14 +63,13 @@ std::string drop_text(bench::CacheDrop drop) {
     case bench::CacheDrop::by_sudo:
       return "sync and, by sudo, page-cache drop between points";
     case bench::CacheDrop::not_allowed:
-      return "sync between points; the page cache is not dropped, but reads are direct anyway "
-             "(where the "
-             "file system can)";
+      return "sync between points, without page-cache drop; reads are direct anyway, if the file "
+             "system has O_DIRECT";
   }
   return {};
 }
 
-// The sweep as asked for, with files read and engines known.
+// The options of the sweep, with the space from its file and the engines.
 bench::SweepOptions complete(const Options& options) {
   bench::SweepOptions sweep = options.sweep;
   if (!options.space_file.empty()) {
@@ -80,13 +79,14 @@ bench::SweepOptions complete(const Options& options) {
         throw Error({.operation = "read the space",
                      .path = options.space_file,
                      .code = EINVAL,
-                     .hint = "it names engines, and --gds names one too; keep one of them"});
+                     .hint = "it names engines, and --gds names one too; remove one of them"});
       }
       sweep.engines = sweep.space.engines;
     }
   }
   if (options.gpu || options.gds) {
-    (void)bench::FilledMemory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
+    (void)bench::FilledMemory(bench::MemoryKind::gpu, 1,
+                              data_seed);  // fails before the first point
     sweep.memory = bench::MemoryKind::gpu;
   }
   if (options.gds) {
@@ -134,8 +134,8 @@ Error refused(const std::string& path, const std::string& hint) {
   return Error({.operation = "begin a sweep", .path = path, .code = EEXIST, .hint = hint});
 }
 
-// What an interrupted sweep had finished; the logs of one that is to be replaced are removed.
-// Refuses to replace what is not ours, and what is unfinished unless that was asked for.
+// The finished points of an interrupted sweep to continue. Removes the logs of a sweep to replace.
+// Refuses to replace other files, and an unfinished sweep without `restart`.
 Json finished_before(const std::string& results_file, const Json& settings, bool restart) {
   if (!fs::exists(results_file)) return Json::array();
   const auto before = [&results_file]() -> std::optional<bench::EarlierSweep> {
@@ -146,13 +146,13 @@ Json finished_before(const std::string& results_file, const Json& settings, bool
     }
   }();
   if (!before) {
-    throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
+    throw refused(results_file, "this file is not from a sweep; choose another --log_dir");
   }
   const bool unfinished = !before->complete && !before->points.empty();
   if (unfinished && !restart && before->settings != settings) {
     throw refused(results_file,
-                  "an interrupted sweep with other settings is there; go on with "
-                  "those, choose another --log_dir, or begin anew with --restart");
+                  "it is from an interrupted sweep with other settings; continue with those, "
+                  "choose another --log_dir, or discard it with --restart");
   }
   Json points = Json::array();
   for (const auto& [entry, log, measured] : before->points) {
@@ -197,8 +197,8 @@ class Sweep {
     const std::vector<bench::Job> jobs = jobs_of(options_);
     if (before > 0) {
       fmt::print(
-          "Going on with an interrupted sweep: {} of {} points are done (--restart begins "
-          "anew)\n",
+          "Continuing an interrupted sweep: {} of {} points are done (--restart discards "
+          "them)\n",
           before, jobs.size());
     }
     try {
@@ -232,7 +232,7 @@ class Sweep {
     return number_text(point.at("gb_per_second").get<double>(), 2) + " GB/s";
   }
 
-  // A point that fails, even before it is begun, does not keep the others from being measured.
+  // A point that fails does not stop the sweep.
   Json measure(const bench::Job& job, Progress& progress) {
     Json entry;
     try {
@@ -341,7 +341,7 @@ int run(const Options& options) {
   fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", sweep.results_file(),
              sweep.results_file());
   if (!finished) {
-    fmt::print(stderr, "tensorferry sweep: interrupted; the same command goes on from here\n");
+    fmt::print(stderr, "tensorferry sweep: interrupted; run the same command again to continue\n");
   }
   return finished && failed == 0 ? exit_ok : exit_failed;
 }
@@ -352,28 +352,30 @@ Command add_sweep(CLI::App& program) {
   auto options = std::make_shared<Options>();
   bench::SweepOptions& sweep = options->sweep;
   CLI::App* app = program.add_subcommand(
-      "sweep", "Measure every combination of block size, queue depth and so on");
+      "sweep", "Measure every combination of block size, queue depth and other settings");
   app->footer(footer);
   app->add_option("--nvme-dir", sweep.directories, "directories, one on each drive to measure")
       ->required()
       ->type_name("DIR");
-  app->add_option("--sweep-config", options->space_file, "the space, as JSON")->type_name("FILE");
+  app->add_option("--sweep-config", options->space_file, "the settings to combine, as JSON")
+      ->type_name("FILE");
   add_size(*app, "--io-size", sweep.io_bytes, "bytes to move per point");
-  app->add_flag("--no-read", options->no_read, "no read phase");
-  app->add_flag("--no-write", options->no_write, "no write phase")->excludes("--no-read");
+  app->add_flag("--no-read", options->no_read, "skip the read phase");
+  app->add_flag("--no-write", options->no_write, "skip the write phase")->excludes("--no-read");
   app->add_flag("--no-sudo", options->no_sudo, "do not drop the page cache");
-  app->add_option("--log-dir", sweep.log_directory, "where the logs go")
+  app->add_option("--log-dir", sweep.log_directory, "for logs and results")
       ->type_name("DIR")
       ->capture_default_str();
-  add_count(*app, "--loops", sweep.loops, 1, 1'000'000, "how often each point is repeated");
+  add_count(*app, "--loops", sweep.loops, 1, 1'000'000, "how often to repeat each point");
   app->add_option("--engine", options->engines, "auto, io_uring, libaio, threads; or several")
       ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}).description(""))
       ->type_name("NAME");
-  app->add_flag("--restart", options->restart, "forget what an interrupted sweep has done");
+  app->add_flag("--restart", options->restart, "discard the points of an interrupted sweep");
   app->add_flag("--gpu", options->gpu, "tensors of the first GPU");
   app->add_flag("--gds", options->gds, "the same by GPUDirect Storage (the engine gds)")
       ->excludes("--engine");
-  app->add_option("--json", options->json, "write the results there too")->type_name("FILE");
+  app->add_option("--json", options->json, "also write the results to this file")
+      ->type_name("FILE");
   return {app, [options] { return run(*options); }};
 }
 

@@ -1,4 +1,4 @@
-// `tensorferry tune`: finds settings, says them as DeepSpeed reads them, and keeps them.
+// `tensorferry tune`: finds settings, prints them as DeepSpeed reads them, and keeps them.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -33,9 +33,9 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(The profile is kept for the drive; every Handle() takes it from then on where its
-arguments leave the choice. TENSORFERRY_PROFILES says where profiles are; set to nothing it
-switches them off.
+    R"(It stores a profile for the drive. Every Handle() on the drive then takes from it the
+settings that its arguments leave open. TENSORFERRY_PROFILES names the directory of profiles; an
+empty value switches them off.
 
 Examples:
   tensorferry tune /mnt/nvme
@@ -77,14 +77,14 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
   fmt::print("\n{}\n", bench::Json{{"aio", aio_block(tuned.best.point)}}.dump(2));
 }
 
-// Returns where the profile is, or nothing if it is not kept, and says so.
+// Stores the profile and returns its path, or prints why it cannot and returns an empty path.
 std::string keep_profile(const bench::Volume& volume, const bench::Point& point) {
   std::string path = profile_path(volume.device);
   if (path.empty()) {
     fmt::print("\nNo profile was kept: {}\n",
                volume.device.name.empty()
                    ? volume.file_system + " has no block device"
-                   : "there is no place for profiles (TENSORFERRY_PROFILES)");
+                   : "there is no directory for profiles; set TENSORFERRY_PROFILES");
     return {};
   }
   try {
@@ -96,12 +96,12 @@ std::string keep_profile(const bench::Volume& volume, const bench::Point& point)
     fmt::print("\nNo profile was kept: {}\n", error.what());
     return {};
   }
-  fmt::print("\nKept for {} in {}; every Handle() on it takes these settings from now on.\n",
+  fmt::print("\nKept for {} in {}; every new Handle() on this drive takes these settings.\n",
              volume.device.name, path);
   return path;
 }
 
-// Runs the tuner, shows how it narrows, and puts the rounds into the results.
+// Runs the tuner, prints its rounds and adds them to the results.
 bench::Tuned search(const bench::TuneOptions& options, const bench::Volume& volume,
                     const std::string& file, bench::Json& results) {
   constexpr std::uint64_t percent = 100;
@@ -123,7 +123,7 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Volume& volu
       });
 }
 
-// Also by a link, and also where there is none yet.
+// Follows links, also if the files do not exist yet.
 bool same_file(const std::string& one, const std::string& other) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -136,7 +136,7 @@ int run(const Options& options) {
   bench::catch_interrupts();
   const bench::Scratch scratch(options.directory, bench::tune_bytes);
   const bench::Volume volume = bench::volume_of(options.directory);
-  // An unusable file should be known before half a minute is spent.
+  // Refuses an unusable file before it measures for half a minute.
   if (!options.config.empty()) bench::check_config(options.config);
   if (!options.json.empty()) bench::check_writable(options.json);
   const Objective objective = options.tune.objective;
@@ -153,7 +153,7 @@ int run(const Options& options) {
   try {
     tuned = search(tune_options, volume, scratch.file("data"), results);
   } catch (...) {
-    if (!options.json.empty()) bench::write_json(options.json, results);  // the way so far
+    if (!options.json.empty()) bench::write_json(options.json, results);  // the rounds so far
     throw;
   }
   print_choice(tuned, objective);
@@ -162,7 +162,7 @@ int run(const Options& options) {
   results["seconds"] = tuned.seconds;
   if (!options.config.empty()) {
     bench::write_config(options.config, tuned.best.point);
-    fmt::print("\nWritten into \"aio\" of {}\n", options.config);
+    fmt::print("\nWrote them into \"aio\" of {}\n", options.config);
   }
   if (!options.no_profile) {
     const std::string path = keep_profile(volume, tuned.best.point);
@@ -197,25 +197,26 @@ Command add_tune(CLI::App& program) {
            const auto found = objectives.find(name);
            if (found == objectives.end()) {
              throw CLI::ValidationError("--objective", name +
-                                                           " is not an objective: choose read, "
+                                                           " is not an objective; choose read, "
                                                            "write, balanced or latency");
            }
            options->tune.objective = found->second;
          },
-         "what to be best at: read, write, balanced (both) or latency (of 1 MiB reads)")
+         "what to optimize: read, write, balanced (both) or latency (of 1 MiB reads)")
       ->type_name("NAME")
       ->default_str("balanced");
-  add_count(*app, "--seconds", options->seconds, 5, 600, "how long to measure at most");
+  add_count(*app, "--seconds", options->seconds, 5, 600, "the longest time to measure");
   app->add_option("--write-config", options->config,
-                  "put the settings into \"aio\" of this DeepSpeed configuration")
+                  "write the settings into \"aio\" of this DeepSpeed configuration")
       ->type_name("FILE");
-  app->add_flag("--no-profile", options->no_profile, "do not keep the settings for the drive");
-  app->add_option("--json", options->json, "write the results, the way to them included")
+  app->add_flag("--no-profile", options->no_profile, "do not store a profile for the drive");
+  app->add_option("--json", options->json, "write the results, with every round")
       ->type_name("FILE");
   app->final_callback([options] {
     if (!options->json.empty() && !options->config.empty() &&
         same_file(options->json, options->config)) {
-      throw CLI::ValidationError("--json", "names the same file as --write-config");
+      throw CLI::ValidationError("--json",
+                                 "is the same file as that of --write-config; choose another");
     }
   });
   return {app, [options] { return run(*options); }};

@@ -46,7 +46,7 @@ std::vector<Finding> check_memory(const SystemTree& tree) {
   return {judge_memlock(trial), judge_huge_pages(huge_page_problem, tree)};
 }
 
-// Writes and reads a file, and sees whether the same bytes come back past the page cache.
+// Writes a file and checks that the same bytes come back past the page cache.
 Finding try_direct(const Scratch& scratch) {
   Finding finding{.name = "O_DIRECT"};
   try {
@@ -60,25 +60,25 @@ Finding try_direct(const Scratch& scratch) {
     handle.read_now(read, file);
     if (!std::ranges::equal(written, read)) {
       finding.status = Status::missing;
-      finding.found = "a file that was written reads back with other bytes";
-      finding.advice = "run `tensorferry verify` on it, and do not trust this drive";
+      finding.found = "a file reads back with other bytes than were written";
+      finding.advice = "do not trust this drive; run `tensorferry verify` on it";
     } else if (file.direct()) {
       finding.found = fmt::format("works; memory aligned to {}, offsets to {}",
                                   file.memory_alignment(), file.offset_alignment());
     } else {
       finding.status = Status::warning;
-      finding.found = file.direct_reason() + ": every byte is copied through the page cache";
-      finding.advice = "give a directory on ext4 or xfs on a drive";
+      finding.found = file.direct_reason() + ": the page cache copies every byte";
+      finding.advice = "use a directory on ext4 or xfs";
     }
   } catch (const Error& error) {
     finding.status = Status::missing;
     finding.found = error.what();
-    finding.advice = "nothing can be moved here as long as this fails";
+    finding.advice = "fix this first: no tensor can move to or from this directory";
   }
   return finding;
 }
 
-// A directory of btrfs can be told by `chattr +C` what a mount option says for all.
+// `chattr +C` does for a directory of btrfs what the mount option nodatacow does for all.
 bool overwrites_in_place(const std::string& directory) {
   const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return false;
@@ -129,7 +129,7 @@ std::vector<Finding> check_machine(const SystemTree& tree) {
   std::vector<Finding> findings{
       judge_kernel(names.release),
       judge_io_uring(io_uring, tree),
-      // It stands in for io_uring; where that works, nobody misses it.
+      // libaio replaces io_uring, so nobody misses it if io_uring works.
       judge_libaio(try_engine(EngineKind::libaio), io_uring ? Concern::speed : Concern::nothing,
                    tree),
   };
@@ -164,7 +164,7 @@ std::vector<Finding> check_gpu(std::span<const std::string> directories, const S
     try {
       volumes.push_back(volume_of(directory));
     } catch (const Error&) {
-      continue;  // check_directory has said it
+      continue;  // check_directory reports it
     }
   }
   const GpuLibraries libraries{

@@ -1,5 +1,5 @@
-// What works on this machine and what does not, and what to do about it. Nothing is changed, and
-// nothing is left behind: where only trying tells, it is tried in a Scratch of our own.
+// Finds what works on this machine, what does not, and what to do about it. Changes nothing and
+// leaves nothing behind: trials that need files make them in a Scratch.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ enum class Status : std::uint8_t { ok, warning, missing };
 
 [[nodiscard]] const char* to_string(Status status) noexcept;
 
-// What a finding that is not ok keeps tensors from: their full speed (or moving at all), or nothing
-// on this machine.
+// Whether a finding that is not ok costs tensors their speed (or keeps them from moving at all), or
+// costs nothing on this machine.
 enum class Concern : std::uint8_t { speed, nothing };
 
 struct Finding {
-  std::string area{};  // "machine", a directory as it was given, "gpu"
+  std::string area{};  // "machine", a directory as the user gave it, "gpu"
   std::string name{};  // "io_uring"
   Status status = Status::ok;
   std::string found{};
-  std::string advice{};  // what to do; empty where there is nothing to do
+  std::string advice{};  // what to do; may be empty
   Concern concern = Concern::speed;
 };
 
-// Where to look; tests give another tree.
+// Where to look; tests use another tree.
 struct SystemTree {
   std::string sys = "/sys";
   std::string proc = "/proc";
@@ -36,8 +36,8 @@ struct SystemTree {
   std::string etc = "/etc";
 };
 
-// None of these throws for what it finds: that is a finding. check_directory writes and reads a
-// small file; a directory that is missing or cannot be written is a finding, too.
+// None of these throws: a problem is a finding, also a directory that is missing or not writable.
+// check_directory writes and reads a small file.
 [[nodiscard]] std::vector<Finding> check_machine(const SystemTree& tree = {});
 [[nodiscard]] std::vector<Finding> check_directory(const std::string& directory,
                                                    const SystemTree& tree = {});
@@ -46,7 +46,7 @@ struct SystemTree {
 
 [[nodiscard]] bool needs_attention(const Finding& finding) noexcept;
 
-// An object with the verdict and all findings; docs/doctor.md describes it.
+// The verdict and all findings, as docs/doctor.md describes them.
 [[nodiscard]] Json to_json(std::span<const Finding> findings);
 
 }  // namespace tensorferry::bench

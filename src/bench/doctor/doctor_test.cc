@@ -22,7 +22,7 @@ Error refusal(int code, const std::string& operation = "io_uring_setup") {
   return Error({.operation = operation, .code = code, .hint = "a hint"});
 }
 
-// A machine of files, on which tests plant what they want found.
+// A machine made of files, into which tests plant faults.
 class DoctorTest : public testing::Test {
  protected:
   DoctorTest() {
@@ -193,7 +193,7 @@ TEST_F(DoctorTest, libaio_near_its_limit_is_told) {
   plant(tree_.proc + "/sys/fs/aio-nr", "65536");
   const Finding full = judge_libaio(refusal(EAGAIN), Concern::speed, tree_);
   EXPECT_EQ(full.status, Status::missing);
-  EXPECT_EQ(full.found, "65536 of 65536 requests are taken");
+  EXPECT_EQ(full.found, "65536 of 65536 requests in use");
   EXPECT_EQ(full.advice, "as root: sysctl -w fs.aio-max-nr=1048576");
   EXPECT_FALSE(needs_attention(judge_libaio(refusal(EAGAIN), Concern::nothing, tree_)));
 }

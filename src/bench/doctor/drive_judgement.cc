@@ -1,4 +1,4 @@
-// Drives, as sysfs tells of them. What is asked of a stack (dm, md, loop) is asked of its drives.
+// The drives in sysfs. For a stack of devices (dm, md, loop) it judges the drives below.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 struct Drive {
   std::string folder;  // in sysfs
-  std::string name;    // as in /sys/block
+  std::string name;    // in /sys/block
 
   [[nodiscard]] std::string fact(const std::string& file) const {
     return first_line(folder + "/" + file);
@@ -47,7 +47,7 @@ std::string name_in(const std::string& folder) {
   return {};
 }
 
-// Goes down a stack of devices to the drives it is made of.
+// Finds the drives below a stack of devices.
 class Descent {
  public:
   explicit Descent(const SystemTree& tree) : tree_(tree) {}
@@ -63,7 +63,7 @@ class Descent {
       visit(first_line(slave->path().string() + "/dev"));
       stands_for_itself = false;
     }
-    // A loop device has a queue and a scheduler of its own, beside those of what it lies on.
+    // A loop device has its own queue and scheduler, beside those of the drive below.
     if (const std::string file = first_line(folder + "/loop/backing_file"); !file.empty()) {
       visit_holder(file);
     }
@@ -83,7 +83,7 @@ class Descent {
     try {
       visit(device_of(file).number);
     } catch (const Error&) {
-      return;  // out of our sight: in another container, or removed
+      return;  // not visible here: in another container, or removed
     }
   }
 
@@ -92,7 +92,7 @@ class Descent {
   std::vector<Drive> drives_;
 };
 
-// Virtual disks have no say in what they are made of, and many claim to spin.
+// Virtual disks do not know what they are made of, and many claim to spin.
 bool is_virtual(const Drive& drive) {
   static constexpr std::array prefixes{"vd", "xvd", "loop", "zram", "nbd", "rbd", "ram"};
   static constexpr std::array makers{"QEMU", "VMware", "Msft", "Google", "VBOX", "Virtual"};
@@ -106,7 +106,7 @@ bool spins(const Drive& drive) {
   return drive.fact("queue/rotational") == "1" && !is_virtual(drive);
 }
 
-// What is said of several drives: once where it is the same, else drive by drive.
+// The text for several drives: once if it is the same for all, else drive by drive.
 std::string joined(const std::vector<Drive>& drives,
                    const std::function<std::string(const Drive&)>& said_of) {
   std::vector<std::string> each;
@@ -139,7 +139,7 @@ Finding judge_kind(const std::vector<Drive>& drives) {
   return finding;
 }
 
-// The one in brackets: "none [mq-deadline] kyber".
+// The name in brackets: "none [mq-deadline] kyber".
 std::string scheduler_of(const Drive& drive) {
   std::string all = drive.fact("queue/scheduler");
   const std::size_t begin = all.find('[');
@@ -161,11 +161,11 @@ Finding judge_scheduler(const std::vector<Drive>& drives) {
 }
 
 Finding judge_queue(const std::vector<Drive>& drives) {
-  constexpr std::uint64_t least_kb = 256;  // the least that large transfers are cut into
+  constexpr std::uint64_t least_kb = 256;  // the smallest block of large transfers
   constexpr std::uint64_t good_kb = 1024;
   Finding finding{.name = "queue", .found = joined(drives, [](const Drive& drive) {
                                      return fmt::format(
-                                         "{} a request, {} segments, {} queued",
+                                         "{} per request, {} segments, {} queued",
                                          rounded_size(drive.number("queue/max_sectors_kb") * KiB),
                                          drive.number("queue/max_segments"),
                                          drive.number("queue/nr_requests"));
@@ -173,14 +173,14 @@ Finding judge_queue(const std::vector<Drive>& drives) {
   for (const Drive& drive : drives) {
     const std::uint64_t now = drive.number("queue/max_sectors_kb");
     const std::uint64_t most = drive.number("queue/max_hw_sectors_kb");
-    if (now == 0 || now >= least_kb || most <= now) continue;  // the drive itself takes no more
+    if (now == 0 || now >= least_kb || most <= now) continue;  // the drive takes no more
     add_advice(finding, fmt::format("as root: echo {} > /sys/block/{}/queue/max_sectors_kb",
                                     std::min(most, good_kb), drive.name));
   }
   return finding;
 }
 
-// Whether this process may run on a processor of a list such as "0-3,8-11".
+// Whether this process may run on a processor in a list such as "0-3,8-11".
 bool may_run_on(const std::string& list) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return true;
@@ -227,7 +227,7 @@ Finding judge_node(const std::vector<Drive>& drives, const SystemTree& tree) {
   Finding finding{.name = "NUMA", .found = joined(drives, [&](const Drive& drive) {
                                     const std::string node = node_of(drive);
                                     return node.empty()
-                                               ? fmt::format("not known which of {} nodes", nodes)
+                                               ? fmt::format("unknown node of {}", nodes)
                                                : fmt::format("node {} of {}, near processors {}",
                                                              node, nodes, processors_near(drive));
                                   })};
@@ -236,7 +236,8 @@ Finding judge_node(const std::vector<Drive>& drives, const SystemTree& tree) {
     if (node.empty() || may_run_on(processors_near(drive))) continue;
     finding.status = Status::warning;
     finding.advice = fmt::format(
-        "this process may not run near it; start with numactl --cpunodebind={0} --membind={0}",
+        "this process may not run on processors near the drive; start it with numactl "
+        "--cpunodebind={0} --membind={0}",
         node);
   }
   return finding;
@@ -251,8 +252,8 @@ std::vector<Finding> judge_drives(const std::string& device_number, const System
   if (drives.empty()) {
     return {{.name = "drive",
              .status = Status::warning,
-             .found = "there is no block device to be seen under it",
-             .advice = "its scheduler and its queue could not be checked",
+             .found = "no block device is visible under it",
+             .advice = "doctor could not check its scheduler and queue",
              .concern = Concern::nothing}};
   }
   return {judge_kind(drives), judge_scheduler(drives), judge_queue(drives),

@@ -1,5 +1,4 @@
-// CUDA and GPUDirect Storage (GDS), from what their drivers and their libraries leave in the
-// system. No driver is started.
+// CUDA and GPUDirect Storage (GDS), from the files of their drivers. Starts no driver.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -30,7 +29,7 @@ std::string driver_version(const SystemTree& tree) {
   return last.empty() ? "" : "of an unknown version";
 }
 
-// How many of /dev/nvidia0, /dev/nvidia1, ... there are.
+// Counts /dev/nvidia0, /dev/nvidia1, ...
 std::size_t nodes_named(const std::string& prefix, const SystemTree& tree) {
   std::size_t nodes = 0;
   std::error_code error;
@@ -60,7 +59,7 @@ Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
   if (gpus == 0) {
     finding.status = Status::missing;
     finding.advice =
-        "there is no /dev/nvidia0: start the container with --gpus all, or run "
+        "/dev/nvidia0 is missing: start the container with --gpus all, or run "
         "nvidia-smi once as root";
   } else if (!libraries.cuda) {
     finding.status = Status::missing;
@@ -70,18 +69,18 @@ Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
   return finding;
 }
 
-// What cuFile is told: compat mode goes through memory. It is allowed unless the file forbids it.
+// In compat mode cuFile goes through memory. It may, unless its file of settings forbids it.
 bool compat_mode_allowed(const SystemTree& tree) {
   const char* chosen = secure_getenv("CUFILE_ENV_PATH_JSON");
   std::ifstream file(chosen != nullptr ? std::string(chosen) : tree.etc + "/cufile.json");
-  const Json settings = Json::parse(file, nullptr, false, true);  // NVIDIA's has comments
+  const Json settings = Json::parse(file, nullptr, false, true);  // NVIDIA's file has comments
   const Json::json_pointer name("/properties/allow_compat_mode");
   if (settings.is_discarded() || !settings.contains(name)) return true;
   const Json& allowed = settings.at(name);
   return !allowed.is_boolean() || allowed.get<bool>();
 }
 
-// GPUDirect Storage reaches the drive under ext4 that orders its data, and under xfs.
+// GPUDirect Storage reaches drives under ext4 with ordered data, and under xfs.
 bool reached_by_gds(const Volume& volume) {
   if (volume.file_system == "xfs") return true;
   return volume.file_system == "ext4" &&
@@ -102,21 +101,22 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes
     finding.concern = Concern::nothing;
     return finding;
   }
-  const char* compat = compat_mode_allowed(tree) ? "compat mode, through memory"
-                                                 : "refused, as cufile.json forbids compat mode";
+  const char* compat = compat_mode_allowed(tree)
+                           ? "compat mode, through memory"
+                           : "refused, because cufile.json forbids compat mode";
   if (!libraries.cufile) {
     finding.status = Status::missing;
     finding.found = "libcufile.so.0 cannot be loaded";
     finding.advice =
-        "install CUDA's GDS package (nvidia-gds); what pip installs (nvidia-cufile) is found "
-        "only by programs that have loaded torch";
+        "install CUDA's GDS package (nvidia-gds); only programs that have loaded torch find the "
+        "library from pip (nvidia-cufile)";
   } else if (module.empty()) {
     finding.status = Status::warning;
     finding.found = fmt::format("the module nvidia-fs is not loaded: {}", compat);
     finding.advice = "install nvidia-fs-dkms, then as root: modprobe nvidia-fs";
   } else if (nodes_named("nvidia-fs", tree) == 0) {
     finding.status = Status::warning;
-    finding.found = fmt::format("there is no /dev/nvidia-fs0: {}", compat);
+    finding.found = fmt::format("/dev/nvidia-fs0 is missing: {}", compat);
     finding.advice = "give the container the devices /dev/nvidia-fs*";
   } else {
     std::vector<std::string> out_of_reach;

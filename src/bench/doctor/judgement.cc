@@ -40,7 +40,7 @@ bool has_option(const std::string& options, std::string_view wanted) {
   return false;
 }
 
-// "compress" stands for "compress=zstd:3" and "compress-force=lzo".
+// "compress" matches "compress=zstd:3" and "compress-force=lzo".
 bool has_option_like(const std::string& options, std::string_view beginning) {
   return ("," + options).find("," + std::string(beginning)) != std::string::npos;
 }
@@ -55,30 +55,30 @@ std::optional<KnownProblem> problem_of_kind(const Volume& volume) {
   static constexpr std::array by_network{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"};
   const std::string& kind = volume.file_system;
   if (std::ranges::find(in_memory, kind) != in_memory.end()) {
-    return KnownProblem{"memory, not a drive", "give a directory on an NVMe drive"};
+    return KnownProblem{"memory, not a drive", "use a directory on an NVMe drive"};
   }
   if (std::ranges::find(by_network, kind) != by_network.end()) {
-    return KnownProblem{"over the network, not on a drive of this machine",
-                        "give a directory on a local NVMe drive"};
+    return KnownProblem{"a network file system, not a drive of this machine",
+                        "use a directory on a local NVMe drive"};
   }
   if (kind.starts_with("fuse")) {
-    return KnownProblem{"served by a program, which copies every byte",
-                        "give a directory on ext4 or xfs"};
+    return KnownProblem{"a program serves it and copies every byte",
+                        "use a directory on ext4 or xfs"};
   }
   if (kind == "overlay") {
-    return KnownProblem{"a container's layers, where a first write copies the whole file",
+    return KnownProblem{"the layers of a container: the first write to a file copies all of it",
                         "mount a directory of the host into the container (docker run -v)"};
   }
   if (kind == "zfs") {
-    return KnownProblem{"copies on every write and checks every block",
-                        "give a directory on ext4 or xfs"};
+    return KnownProblem{"it copies on every write and checks every block",
+                        "use a directory on ext4 or xfs"};
   }
   if (kind == "btrfs" && has_option_like(volume.mount_options, "compress")) {
-    return KnownProblem{"compresses, so nothing goes straight to the drive",
-                        "mount it without compress, or give a directory on ext4 or xfs"};
+    return KnownProblem{"it compresses, so no byte goes straight to the drive",
+                        "mount it without compress, or use a directory on ext4 or xfs"};
   }
   if (kind == "btrfs" && !has_option(volume.mount_options, "nodatacow")) {
-    return KnownProblem{"copies on every write and computes checksums",
+    return KnownProblem{"it copies on every write and computes checksums",
                         "run `chattr +C` on an empty directory for the files, or use ext4 or xfs"};
   }
   return {};
@@ -106,24 +106,24 @@ Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tr
                   .found = refusal->what(),
                   .advice = refusal->hint()};
   const int code = refusal->code();
-  // The sysctl and the kernel's build have a say in this call alone.
+  // The sysctl and the build of the kernel affect this call alone.
   const bool at_setup = refusal->operation() == "io_uring_setup";
   const std::string setting = first_line(tree.proc + "/sys/kernel/io_uring_disabled");
   if (at_setup && code == EPERM && (setting == "1" || setting == "2")) {
-    finding.found = "forbidden: the sysctl kernel.io_uring_disabled is " + setting;
+    finding.found = "the sysctl kernel.io_uring_disabled is " + setting + ", which forbids it";
     finding.advice = "as root: sysctl -w kernel.io_uring_disabled=0";
     if (setting == "1") finding.advice += ", or join the group kernel.io_uring_group";
   } else if ((code == EPERM || code == ENOSYS) && filtered_by_seccomp(tree)) {
     finding.found =
-        refusal->operation() + " is blocked by a seccomp filter, most likely the container's";
+        refusal->operation() + " is blocked by a seccomp filter, probably that of the container";
     finding.advice =
-        "allow io_uring_setup, io_uring_enter and io_uring_register in its profile "
+        "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile "
         "(docker run --security-opt seccomp=FILE)";
   } else if (at_setup && code == ENOSYS) {
-    finding.found = "this kernel was built without it or is too old for it";
+    finding.found = "this kernel is too old, or was built without io_uring";
     finding.advice = "use a kernel with CONFIG_IO_URING, 5.11 or later";
   } else if (code == ENOMEM) {
-    finding.found = "no memory for a ring, or over the memlock limit";
+    finding.found = "no memory for a ring, or the memlock limit is too low";
     finding.advice = "raise the limit: ulimit -l unlimited";
   }
   return finding;
@@ -133,13 +133,13 @@ Finding judge_libaio(const std::optional<Error>& refusal, Concern concern, const
   const std::uint64_t most = number_in(tree.proc + "/sys/fs/aio-max-nr");
   const std::uint64_t used = number_in(tree.proc + "/sys/fs/aio-nr");
   Finding finding{.name = "libaio",
-                  .found = fmt::format("works; {} of {} requests are taken", used, most),
+                  .found = fmt::format("works; {} of {} requests in use", used, most),
                   .concern = concern};
   constexpr std::uint64_t enough = 4096;  // 32 workers with 128 requests each
   const bool short_of = most > 0 && most - std::min(used, most) < enough;
   if (refusal) {
     finding.status = Status::missing;
-    finding.found = short_of ? fmt::format("{} of {} requests are taken", used, most)
+    finding.found = short_of ? fmt::format("{} of {} requests in use", used, most)
                              : std::string(refusal->what());
     finding.advice = refusal->hint();
   } else if (short_of) {
@@ -154,18 +154,19 @@ Finding judge_memlock(const LockTrial& trial) {
   const std::string limit = unlimited ? "no limit" : "limit " + rounded_size(trial.limit_bytes);
   const std::string tried = rounded_size(trial.bytes);
   if (trial.problem.empty()) {
-    const bool passed_by = trial.limit_bytes < trial.bytes;
+    const bool exempt = trial.limit_bytes < trial.bytes;
     return {.name = "memlock",
             .found = fmt::format("{} can be locked; {}{}", tried, limit,
-                                 passed_by ? ", which a privileged process passes by" : "")};
+                                 exempt ? ", which does not apply to a privileged process" : "")};
   }
   const bool limited = trial.limit_bytes < trial.bytes;
   return {.name = "memlock",
           .status = Status::warning,
           .found = limited ? fmt::format("{} cannot be locked; {}", tried, limit) : trial.problem,
-          .advice = limited ? "raise it: `* - memlock unlimited` in /etc/security/limits.conf, "
-                              "LimitMEMLOCK=infinity for systemd, --ulimit memlock=-1 for docker"
-                            : "free memory, or give the container more"};
+          .advice = limited
+                        ? "raise the limit: `* - memlock unlimited` in /etc/security/limits.conf, "
+                          "LimitMEMLOCK=infinity for systemd, --ulimit memlock=-1 for docker"
+                        : "free memory, or give the container more"};
 }
 
 Finding judge_huge_pages(const std::string& problem, const SystemTree& tree) {
@@ -178,7 +179,7 @@ Finding judge_huge_pages(const std::string& problem, const SystemTree& tree) {
     finding.advice = "as root: echo madvise > /sys" + file;
     if (setting.empty()) finding.advice = "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE";
   } else if (!problem.empty()) {
-    // It passes when memory becomes free, and costs little.
+    // It goes away when memory becomes free, and costs little.
     finding.status = Status::warning;
     finding.found = problem;
     finding.advice = "as root: echo 1 > /proc/sys/vm/compact_memory, or free memory";
@@ -214,7 +215,9 @@ Finding judge_space(const Volume& volume) {
       .name = "free space",
       .status = little ? Status::warning : Status::ok,
       .found = fmt::format("{} of {}", rounded_size(volume.free_bytes), rounded_size(volume.bytes)),
-      .advice = little ? "make room: full drives write slowly, and a swap may not fit" : ""};
+      .advice = little
+                    ? "free some space: full drives write slowly, and swapped tensors may not fit"
+                    : ""};
 }
 
 Finding judge_profile(const Device& device) {
@@ -222,7 +225,7 @@ Finding judge_profile(const Device& device) {
   const std::string path = profile_path(device);
   if (!device.profile_problem.empty()) {
     finding.status = Status::warning;
-    finding.found = "the tuned ones are not used: " + device.profile_problem;
+    finding.found = "the tuned settings are not used: " + device.profile_problem;
     finding.advice = "run `tensorferry tune` again, or remove " + path;
   } else if (device.profile) {
     const Profile& tuned = *device.profile;
@@ -230,7 +233,7 @@ Finding judge_profile(const Device& device) {
         fmt::format("tuned: {}, block {}, depth {}, workers {} ({})", to_string(tuned.engine),
                     size_text(tuned.block_bytes), tuned.queue_depth, tuned.workers, path);
   } else if (path.empty()) {
-    finding.found = "defaults; there is no place to keep tuned ones for";
+    finding.found = "defaults; tuned settings cannot be stored for this directory";
   }
   return finding;
 }

@@ -1,5 +1,4 @@
-// What the doctor makes of what it was told or has read: no trying, so tests can tell it anything.
-// The findings have no area yet.
+// Turns facts into findings, without an area yet. Tries nothing, so tests can feed it anything.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +13,30 @@
 
 namespace tensorferry::bench {
 
-// Of the release as uname gives it: "6.1.0-18-amd64".
+// `release` is that of uname: "6.1.0-18-amd64".
 [[nodiscard]] Finding judge_kernel(const std::string& release);
 
-// Of what trying the engine gave: an error, or none where it works.
+// `refusal` is the error of opening the engine, or nothing if it works.
 [[nodiscard]] Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tree);
 [[nodiscard]] Finding judge_libaio(const std::optional<Error>& refusal, Concern concern,
                                    const SystemTree& tree);
 
 struct LockTrial {
-  std::uint64_t bytes = 0;        // how much was to be locked
+  std::uint64_t bytes = 0;        // how much it tried to lock
   std::uint64_t limit_bytes = 0;  // RLIMIT_MEMLOCK
-  std::string problem{};          // why it was not; empty where it was
+  std::string problem{};          // why that failed; empty if it worked
 };
 [[nodiscard]] Finding judge_memlock(const LockTrial& trial);
 
-// `problem` is why a buffer did not get huge pages, or empty.
+// `problem` says why a buffer got no huge pages; empty if it did.
 [[nodiscard]] Finding judge_huge_pages(const std::string& problem, const SystemTree& tree);
 
 [[nodiscard]] Finding judge_file_system(const Volume& volume);
 [[nodiscard]] Finding judge_space(const Volume& volume);
 [[nodiscard]] Finding judge_profile(const Device& device);
 
-// The drives under a device ("259:0"), as sysfs tells: what they are, their schedulers, their
-// queues and the processors they are near to.
+// The drives under a device ("259:0") in sysfs: their kind, schedulers, queues and the nearest
+// processors.
 [[nodiscard]] std::vector<Finding> judge_drives(const std::string& device_number,
                                                 const SystemTree& tree);
 

@@ -15,8 +15,7 @@ namespace tensorferry::bench {
 
 namespace {
 
-// Tensors are spread over this much, so that a drive's own cache does not hold them all; a bench
-// must not fill a disk either.
+// Tensors spread over this many bytes: too many for a drive's own cache, too few to fill a disk.
 constexpr std::uint64_t spread_bytes = 256 * MiB;
 constexpr unsigned warm_up_operations = 2;
 constexpr auto watch_interval = std::chrono::milliseconds(100);
@@ -86,7 +85,7 @@ std::uint64_t LatencyFile::offset_of(unsigned iteration) const {
   return iteration % std::max<std::uint64_t>(tensors, 1) * bytes_;
 }
 
-// Opens the rings and registers the memory, which belongs to nobody's latency.
+// Opens the rings and registers the memory, so that no latency includes it.
 void LatencyFile::warm_up(Direction direction) {
   for (unsigned i = 0; i < warm_up_operations; ++i) {
     finish(start(handle_, direction, memory_.bytes(), file_, offset_of(i)));
@@ -102,16 +101,16 @@ ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> d
                   .words = {}};
   const auto device_after = bytes_read_by(volume_.device);
   if (device_before && device_after) proof.device_bytes = *device_after - *device_before;
-  // A loop device counts what it was asked for, also where its own file is in memory.
+  // A loop device counts every read, also one that its backing file serves from memory.
   const bool counts_drive = device_fact(volume_.device, "loop/dio") != "0";
   if (proof.device_bytes && *proof.device_bytes >= bytes && counts_drive) {
     proof.cold = true;
-    proof.words = fmt::format("{} read {:.1f} MB for {:.1f} MB asked", volume_.device.name,
+    proof.words = fmt::format("{} read {:.1f} MB for {:.1f} MB requested", volume_.device.name,
                               static_cast<double>(*proof.device_bytes) / 1e6,
                               static_cast<double>(bytes) / 1e6);
   } else if (!counts_drive) {
-    proof.words =
-        fmt::format("NOT shown: {} reads its file through the page cache", volume_.device.name);
+    proof.words = fmt::format("NOT proven: {} reads its backing file through the page cache",
+                              volume_.device.name);
   } else if (resident_before == 0) {
     proof.cold = true;
     proof.words = "no page of the file was in memory before";
@@ -125,7 +124,7 @@ ColdProof LatencyFile::prove(std::uint64_t bytes, std::optional<std::uint64_t> d
 Series LatencyFile::measure(Direction direction, const Watch& watch) {
   const bool buffered_read = direction == Direction::read && !file_.direct();
   warm_up(direction);
-  finish(handle_.sync(file_));  // only what is durable can be dropped
+  finish(handle_.sync(file_));  // the page cache drops only durable pages
   drop_from_page_cache(path_);
   const std::uint64_t resident_before = resident_pages(path_);
   const auto device_before = bytes_read_by(volume_.device);
@@ -140,7 +139,7 @@ Series LatencyFile::measure(Direction direction, const Watch& watch) {
   const auto first = Clock::now();
   auto watched = first;
   for (unsigned i = 0; i < options_.iterations; ++i) {
-    // Through the page cache a second round would be warm.
+    // A second pass through the page cache would be warm.
     if (buffered_read && i > 0 && offset_of(i) == 0) {
       drop_from_page_cache(path_);
       resident_most = std::max(resident_most, resident_pages(path_));

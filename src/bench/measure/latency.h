@@ -1,4 +1,4 @@
-// The latency benchmark: one tensor after the other, written and read, each timed by itself.
+// The latency benchmark: writes and reads one tensor after the other and times each.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ struct LatencyOptions {
   std::uint64_t seed = 1;
 };
 
-// What shows that reads came from the drive.
+// The proof that reads came from the drive.
 struct ColdProof {
-  std::uint64_t bytes = 0;                    // that were asked for
-  std::optional<std::uint64_t> device_bytes;  // that the drive says it read meanwhile
-  std::uint64_t resident_pages = 0;           // of the parts to be read, just before
+  std::uint64_t bytes = 0;                    // that we read
+  std::optional<std::uint64_t> device_bytes;  // that the drive counted meanwhile
+  std::uint64_t resident_pages = 0;           // of the file, just before
   bool cold = false;
   std::string words;
 };
@@ -39,11 +39,11 @@ struct Series {
   bool direct = false;
   bool locked = false;                  // whether the memory was page-locked
   std::vector<double> seconds;          // of each operation
-  std::vector<double> started_seconds;  // since the beginning of the series
+  std::vector<double> started_seconds;  // since the series began
   double cpu_seconds = 0;
   std::optional<ColdProof> cold;  // of reads
 
-  // Of the operations, made when they are all there: sorting many samples is work.
+  // Of the operations. summarize() fills them once at the end: sorting many samples takes long.
   Summary latency_seconds;
   Summary mb_per_second;
 
@@ -53,11 +53,11 @@ struct Series {
 
 [[nodiscard]] Json to_json(const Series& series);
 
-// The file that holds the tensors of one size, one behind the other, and is gone over again when
-// it ends. It is made, with data in it, by the constructor: what is measured are overwrites.
+// The file that holds the tensors of one size, one after the other; at its end the benchmark starts
+// again at its beginning. The constructor fills it with data, so that writes overwrite.
 class LatencyFile {
  public:
-  // How many bytes the file of this size has.
+  // Bytes of the file for tensors of this size.
   [[nodiscard]] static std::uint64_t file_bytes(const LatencyOptions& options,
                                                 std::uint64_t tensor_bytes);
 
@@ -67,10 +67,10 @@ class LatencyFile {
   LatencyFile(const LatencyFile&) = delete;
   LatencyFile& operator=(const LatencyFile&) = delete;
 
-  // Why memory that should be page-locked is not; empty where it is.
+  // Why the memory could not be page-locked; empty if it is.
   [[nodiscard]] const std::string& lock_problem() const { return memory_.lock_problem(); }
 
-  // Runs all iterations. `watch` is called about ten times a second. Throws Error and Interrupted.
+  // Runs all iterations and calls `watch` about ten times a second. Throws Error and Interrupted.
   [[nodiscard]] Series measure(Direction direction, const Watch& watch);
 
  private:

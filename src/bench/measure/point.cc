@@ -16,12 +16,12 @@ namespace tensorferry::bench {
 
 namespace {
 
-// More memory than this is gone over again.
+// Larger transfers use the same memory several times.
 constexpr std::uint64_t memory_bytes_max = GiB;
 constexpr std::uint64_t warm_up_bytes = 16 * MiB;
 constexpr std::uint64_t data_seed = 1;
 
-// Returns the last of the operations that it took.
+// Returns its last operation.
 Operation move_all(Handle& handle, Direction direction, std::span<std::byte> memory,
                    const File& file, std::uint64_t bytes) {
   std::vector<Operation> operations;
@@ -33,7 +33,7 @@ Operation move_all(Handle& handle, Direction direction, std::span<std::byte> mem
   return operations.back();
 }
 
-// What is only to be read is never changed.
+// Never changes a file that it only reads.
 void check_long_enough(const std::string& path, std::uint64_t bytes) {
   const std::uint64_t size = File::open(path, Access::read).size();
   if (size >= bytes) return;
@@ -42,8 +42,8 @@ void check_long_enough(const std::string& path, std::uint64_t bytes) {
                .offset = 0,
                .length = bytes,
                .code = ENODATA,
-               .hint = "the file has " + rounded_size(size) + " and " + rounded_size(bytes) +
-                       " are to be read; choose a smaller --io_size or a larger file"});
+               .hint = "the file has " + rounded_size(size) + ", but --io_size is " +
+                       rounded_size(bytes) + "; choose a smaller --io_size or a larger file"});
 }
 
 void fill_up(const std::string& path, std::uint64_t bytes, EngineKind engine) {

@@ -1,4 +1,4 @@
-// One point of a sweep or of the tuner: the settings, and a file moved with them.
+// One point of a sweep or of the tuner: settings, and how to measure them.
 #pragma once
 
 #include <cstdint>
@@ -29,18 +29,18 @@ struct Point {
 // "read_block_overlap_t1_p2_d16_bs256K.txt", as DeepSpeed's sweep names its logs.
 [[nodiscard]] std::string log_name(Direction direction, const Point& point);
 
-// What one run of a point gave.
+// The measurements of one run of a point.
 struct PointResult {
-  std::vector<double> transfer_seconds;  // of each loop, the transfer alone
-  std::vector<double> seconds;           // the same with opening and closing the file
+  std::vector<double> transfer_seconds;  // of the transfer, per loop
+  std::vector<double> seconds;           // also opening and closing the file
   std::string engine;
   std::string engine_reason;
   bool direct = false;
 };
 
-// Moves `bytes` between memory of the point's kind and the file, `loops` times. A file to be
-// written is filled up first, one to be read must be long enough. Before the clock starts the rings
-// are opened and the memory is registered. Throws Error and Interrupted.
+// Moves `bytes` between memory of the point's kind and the file, `loops` times. Extends a file to
+// write first; a file to read must be long enough. Opens the rings and registers the memory before
+// the clock starts. Throws Error and Interrupted.
 [[nodiscard]] PointResult run_point(const Point& point, Direction direction,
                                     const std::string& path, std::uint64_t bytes, unsigned loops);
 

@@ -51,7 +51,7 @@ double incomplete_beta(double a, double b, double x) {
   return 1 - front * beta_fraction(b, a, 1 - x) / b;
 }
 
-// How likely a Student t variable is above t >= 0.
+// The probability that a Student t variable is above t >= 0.
 double upper_tail(double t, double degrees) {
   return incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t)) / 2;
 }

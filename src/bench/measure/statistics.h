@@ -1,4 +1,4 @@
-// What is said about a list of measurements. Pure arithmetic.
+// Statistics of a list of measurements. Pure arithmetic.
 #pragma once
 
 #include <optional>
@@ -23,15 +23,15 @@ struct Summary {
   double p50 = 0;
   double p90 = 0;
   double p99 = 0;
-  std::optional<double> p999;  // from 1,000 values on
+  std::optional<double> p999;  // only of 1,000 values or more
 };
 
-// Of at least one value.
+// Needs at least one value.
 [[nodiscard]] Summary summarize(std::span<const double> values);
 
 [[nodiscard]] Json to_json(const Summary& summary);
 
-// The value that a Student t variable stays below with this probability (between 0 and 1).
+// A Student t variable is below this value with `probability` (between 0 and 1).
 [[nodiscard]] double student_t_quantile(double probability, double degrees_of_freedom);
 
 // Half the width of the 95 % confidence interval of the mean; infinite for fewer than two values.

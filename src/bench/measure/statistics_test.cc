@@ -1,5 +1,5 @@
-// Against values from tables and by hand; the command's own figures are checked against scipy in
-// tests/command.
+// Compares with values from tables and by hand; tests/command compares the command's figures with
+// scipy.
 #include "bench/measure/statistics.h"
 
 #include <gtest/gtest.h>

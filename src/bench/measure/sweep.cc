@@ -31,7 +31,7 @@ std::uint64_t parse_bytes(const std::string& key, const Json& value) {
   if (value.is_string()) bytes = parse_size(value.get<std::string>());
   if (value.is_number_unsigned()) bytes = value.get<std::uint64_t>();
   if (!bytes || *bytes == 0 || *bytes > GiB) {
-    throw invalid(fmt::format("{}: {} is not a size up to 1G such as \"256K\" or 1048576", key,
+    throw invalid(fmt::format("{}: {} must be a size up to 1G, such as \"256K\" or 1048576", key,
                               value.dump()));
   }
   return *bytes;
@@ -40,7 +40,7 @@ std::uint64_t parse_bytes(const std::string& key, const Json& value) {
 unsigned parse_count(const std::string& key, const Json& value, unsigned max) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() == 0 ||
       value.get<std::uint64_t>() > max) {
-    throw invalid(fmt::format("{}: {} is not a number from 1 to {}", key, value.dump(), max));
+    throw invalid(fmt::format("{}: {} must be a number from 1 to {}", key, value.dump(), max));
   }
   return value.get<unsigned>();
 }
@@ -53,7 +53,8 @@ bool parse_flag(const std::string& key, const Json& value) {
 }
 
 EngineKind parse_engine(const Json& value) {
-  if (!value.is_string()) throw invalid("engine: " + value.dump() + " is not a name");
+  if (!value.is_string())
+    throw invalid("engine: " + value.dump() + " must be a name, such as \"io_uring\"");
   return parse_engine_kind(value.get<std::string>());
 }
 
@@ -75,20 +76,20 @@ void apply(SweepSpace& space, const std::string& key, const Json& value) {
     add_once(space.overlap, parse_flag(key, value) ? Overlap::off : Overlap::on);
   } else if (key == "single_submit") {
     add_once(space.submit, parse_flag(key, value) ? Submit::single : Submit::batch);
-  } else if (key == "threads") {  // DeepSpeed's own spaces have it, always with 1
+  } else if (key == "threads") {  // DeepSpeed's own spaces have it, always 1
     if (parse_count(key, value, 256) != 1) {
-      throw invalid("threads: one thread asks for transfers; io_parallel says how many make them");
+      throw invalid("threads: must be 1; io_parallel sets the number of workers");
     }
   } else if (key == "engine") {
     add_once(space.engines, parse_engine(value));
   } else {
     throw invalid(key +
-                  " is not known; known are block_size, queue_depth, overlap_events, "
+                  ": unknown key; use block_size, queue_depth, overlap_events, "
                   "sequential_requests, io_parallel, single_submit and engine");
   }
 }
 
-// A directory as a folder's name: "/mnt/nvme 0" is "mnt_nvme_0".
+// The name of a folder for a directory: "/mnt/nvme 0" becomes "mnt_nvme_0".
 std::string folder_name(const std::string& directory) {
   std::string name = fs::weakly_canonical(directory).string();
   std::ranges::replace_if(
@@ -100,20 +101,20 @@ std::string folder_name(const std::string& directory) {
 // Why a program failed: the signal, its complaint, or its last line.
 std::string reason_of(int status, const std::string& log) {
   constexpr int by_signal = 128;
-  if (status > by_signal) return fmt::format("ended by signal {}", status - by_signal);
+  if (status > by_signal) return fmt::format("killed by signal {}", status - by_signal);
   std::ifstream lines(log);
   std::string last;
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("tensorferry")) return line;
     if (!line.empty()) last = line;
   }
-  return fmt::format("exit {}: {}", status, last.empty() ? "it said nothing" : last);
+  return fmt::format("exit {}: {}", status, last.empty() ? "it printed nothing" : last);
 }
 
 }  // namespace
 
 SweepSpace parse_space(const Json& json) {
-  if (!json.is_object()) throw invalid("it must be an object of lists");
+  if (!json.is_object()) throw invalid("the space must be an object of lists");
   SweepSpace space{.block_bytes = {},
                    .queue_depth = {},
                    .overlap = {},
@@ -121,9 +122,9 @@ SweepSpace parse_space(const Json& json) {
                    .submit = {},
                    .engines = {}};
   for (const auto& [key, values] : json.items()) {
-    // One value may stand for a list of one.
+    // A single value counts as a list of one.
     const Json list = values.is_array() ? values : Json::array({values});
-    if (list.empty()) throw invalid(key + " is an empty list");
+    if (list.empty()) throw invalid(key + ": the list is empty");
     for (const Json& value : list) apply(space, key, value);
   }
   const Point usual;
@@ -240,7 +241,7 @@ Json failed_job(const Job& job, const std::string& error) {
 Json run_job(const Job& job, const SweepOptions& options, const std::vector<std::string>& command,
              const std::string& program, const std::string& seconds_file) {
   fs::create_directories(fs::path(job.log).parent_path());
-  write_text(job.log, "");  // fails here, with a reason, or not at all
+  write_text(job.log, "");  // a log that cannot be written fails here, with a reason
   std::error_code ignored;
   fs::remove(seconds_file, ignored);
   std::vector<std::string> words = command;
@@ -250,7 +251,7 @@ Json run_job(const Job& job, const SweepOptions& options, const std::vector<std:
   try {
     status = run_process(words, job.log);
   } catch (...) {
-    fs::remove(job.log, ignored);  // half a log would pass for a whole one
+    fs::remove(job.log, ignored);  // half a log would look like a whole one
     throw;
   }
   if (status != 0) {
@@ -336,7 +337,7 @@ void settle(CacheDrop drop) {
   sync();
   if (drop == CacheDrop::as_root) std::ofstream(drop_caches) << "1\n";
   if (drop == CacheDrop::by_sudo) {
-    // A refusal now is no reason to stop: reads are direct.
+    // A refusal does not matter: reads are direct.
     [[maybe_unused]] const int status =
         run_process({"sudo", "-n", "sh", "-c", std::string("echo 1 > ") + drop_caches});
   }

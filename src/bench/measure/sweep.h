@@ -1,4 +1,4 @@
-// The space of a sweep, its points, and what is kept of them.
+// The space of a sweep, its points, and their results.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,15 @@ struct SweepSpace {
   std::vector<EngineKind> engines;  // empty: not in the space
 };
 
-// The space in JSON, as DeepSpeed's sweep reads it: lists (a value that stands twice counts once)
-// named block_size, queue_depth,
-// overlap_events (or sequential_requests), io_parallel, single_submit, and engine. What is not
-// named has its one default value (1M, 32, false, 1, false). Throws Error (EINVAL) for keys that
-// are not known and values that make no sense.
+// The space in JSON, as DeepSpeed's sweep reads it: lists named block_size, queue_depth,
+// overlap_events (or sequential_requests), io_parallel, single_submit, and engine. Repeated values
+// count once. A missing list has its default value (1M, 32, false, 1, false). Throws Error (EINVAL)
+// for unknown keys and wrong values.
 [[nodiscard]] SweepSpace parse_space(const Json& json);
 
 [[nodiscard]] Json to_json(const SweepSpace& space);
 
-// In the order of DeepSpeed's: the last dimension changes first. Without the engines.
+// Without the engines, in DeepSpeed's order: the last dimension changes first.
 [[nodiscard]] std::vector<Point> points_of(const SweepSpace& space);
 
 struct SweepOptions {
@@ -45,7 +44,7 @@ struct SweepOptions {
   std::string log_directory = "aio_perf_sweep";
 };
 
-// One thing to measure.
+// One point to measure, in one direction and directory.
 struct Job {
   std::string directory;
   Direction direction = Direction::read;
@@ -53,26 +52,25 @@ struct Job {
   std::string log;  // the file with its output
 };
 
-// All jobs, phase by phase. With one directory and one engine the logs of a phase lie in
-// <log_directory>/read and /write; otherwise below a folder for each.
+// All jobs, phase by phase. The logs lie in <log_directory>/read and /write; several directories or
+// engines get a folder each above these.
 [[nodiscard]] std::vector<Job> jobs_of(const SweepOptions& options);
 
 // The command line that measures a job on this file.
 [[nodiscard]] std::vector<std::string> command_of(const Job& job, const SweepOptions& options,
                                                   const std::string& file);
 
-// Runs the command line with this program and describes what came of it, as an entry of `points` in
-// the results. A job that fails is such an entry too. `seconds_file` is overwritten. Throws
-// Interrupted.
+// Runs the command line with this program and returns the entry of `points` in the results, also
+// for a job that fails. Overwrites `seconds_file`. Throws Interrupted.
 [[nodiscard]] Json run_job(const Job& job, const SweepOptions& options,
                            const std::vector<std::string>& command, const std::string& program,
                            const std::string& seconds_file);
 
-// What the results of an earlier sweep say.
+// The results of an earlier sweep.
 struct EarlierSweep {
   struct Entry {
-    Json entry;             // as it is in `points`
-    std::string log;        // empty where it names none
+    Json entry;             // of `points`
+    std::string log;        // empty if it names none
     bool measured = false;  // it has its result
   };
   bool complete = false;
@@ -80,7 +78,7 @@ struct EarlierSweep {
   std::vector<Entry> points;
 };
 
-// Nothing for JSON that no sweep has written. Never throws, whatever is in it.
+// Nothing if no sweep wrote this JSON. Never throws.
 [[nodiscard]] std::optional<EarlierSweep> earlier_sweep(const Json& results);
 
 // Whether an entry of `points` is about this job.
@@ -89,14 +87,14 @@ struct EarlierSweep {
 // The points as comma-separated values, with a head.
 [[nodiscard]] std::string to_csv(const Json& points);
 
-// How the page cache can be dropped here.
+// How this process may drop the page cache.
 enum class CacheDrop : std::uint8_t { as_root, by_sudo, not_allowed };
 [[nodiscard]] CacheDrop find_cache_drop();
 
-// The entry of a job that could not even be started.
+// The entry of a job that failed before it started.
 [[nodiscard]] Json failed_job(const Job& job, const std::string& error);
 
-// Writes back all dirty pages, and drops the clean ones if that is allowed.
+// Writes back all dirty pages, and drops the page cache if `drop` allows it.
 void settle(CacheDrop drop);
 
 }  // namespace tensorferry::bench

@@ -21,7 +21,7 @@ namespace tensorferry::bench {
 namespace {
 
 constexpr std::uint64_t data_seed = 1;
-constexpr std::uint64_t transfer_bytes_min = 16 * MiB;  // less would not fill a queue
+constexpr std::uint64_t transfer_bytes_min = 16 * MiB;  // fewer would not fill a queue
 constexpr std::uint64_t warm_up_bytes = 4 * MiB;
 constexpr std::uint64_t latency_bytes = 1 * MiB;
 constexpr std::uint64_t in_flight_bytes_max = 256 * MiB;
@@ -31,7 +31,7 @@ constexpr double first_pass_shares = 2;
 constexpr std::size_t closing_max = 16;
 constexpr unsigned threads_max = 64;
 constexpr std::size_t passes_max = 60;
-constexpr double even = 0.99;  // of the best score: as good
+constexpr double even = 0.99;  // of the best score counts as equal
 
 bool same(const Point& one, const Point& other) {
   const auto key = [](const Point& point) {
@@ -40,7 +40,7 @@ bool same(const Point& one, const Point& other) {
   return key(one) == key(other);
 }
 
-// Raises the tuner's own clock: what is left of the time, and whether there is any.
+// The time that is left.
 class Budget {
  public:
   explicit Budget(double seconds) : seconds_(seconds) {}
@@ -61,7 +61,7 @@ class Probe {
         file_(File::open(path, Access::read_write)),
         file_bytes_(file_bytes) {}
 
-  // For measurements of up to this size.
+  // Allocates memory for measurements of up to `bytes`.
   void prepare(std::uint64_t bytes) {
     memory_ = std::make_unique<FilledMemory>(MemoryKind::pinned, bytes, data_seed);
   }
@@ -71,7 +71,7 @@ class Probe {
     Handle handle(to_options(point));
     const double figure =
         objective_ == Objective::latency ? latency(handle, bytes) : speed(handle, bytes);
-    // libaio needs tens of milliseconds to close, asleep: many can do so at the same time.
+    // libaio sleeps for tens of milliseconds when it closes; many can do so at the same time.
     if (closing_.size() >= closing_max) closing_.clear();
     closing_.emplace_back([closed = std::move(handle)] {});
     return figure;
@@ -91,7 +91,7 @@ class Probe {
     return moved / seconds;
   }
 
-  // Another part each time, as far as the file has one.
+  // Another part of the file each time, as far as it has one.
   std::uint64_t next_offset(std::uint64_t bytes) {
     turn_ = (turn_ + 1) % (file_bytes_ / bytes);
     return turn_ * bytes;
@@ -123,8 +123,8 @@ class Probe {
 
 constexpr double not_measured = 0;
 
-// Measures each candidate once, in a random order but the first of them first. Those that there is
-// no time for in `seconds_max` are not measured.
+// Measures each candidate once: the first one first, the others in random order. The rest stays
+// not_measured after `seconds_max`.
 std::vector<double> run_pass(Probe& probe, const std::vector<Candidate>& candidates,
                              std::uint64_t bytes, double seconds_max, std::mt19937_64& random,
                              const std::function<void()>& watch) {
@@ -141,7 +141,7 @@ std::vector<double> run_pass(Probe& probe, const std::vector<Candidate>& candida
   return figures;
 }
 
-// What a first pass had no time for is left out: a random part, whose neighbours are there.
+// Drops the candidates that the first pass did not reach: a random part, whose neighbours remain.
 void leave_out(std::vector<Candidate>& candidates, std::vector<double>& figures) {
   std::vector<Candidate> measured;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -161,7 +161,7 @@ void add_pass(std::vector<Candidate>& candidates, const std::vector<double>& fig
   }
 }
 
-// As large as a part of the time allows; a power of two times the smallest.
+// The largest transfer that the time allows: the smallest one times a power of two.
 std::uint64_t transfer_bytes_for(double bytes_per_second, double seconds, std::size_t candidates,
                                  std::uint64_t file_bytes) {
   const double each =
@@ -171,7 +171,7 @@ std::uint64_t transfer_bytes_for(double bytes_per_second, double seconds, std::s
   return bytes;
 }
 
-// How many rounds halving takes, the last one with the finalists included.
+// Rounds of halving, including the last one with the finalists.
 std::size_t rounds_for(std::size_t candidates) {
   std::size_t rounds = 1;
   for (; candidates > finalists_max; candidates = (candidates + 1) / 2) ++rounds;
@@ -210,7 +210,7 @@ Point usual_point(const Volume& volume) {
   const unsigned processors = std::max(std::thread::hardware_concurrency() / 2, 1U);
   Point point;
   point.engine = working_engines().front();
-  point.block_bytes = device.huge_page_block_bytes;  // its memory is of huge pages
+  point.block_bytes = device.huge_page_block_bytes;  // tune uses memory of huge pages
   point.workers = std::min({device.disks, processors, 4U});
   point.queue_depth = std::max(device.queue_depth / point.workers, 8U);
   return point;
@@ -273,7 +273,7 @@ const Candidate& choose(const Round& round, const Point& usual) {
 
 namespace {
 
-// How fast the drive is about, in bytes per second, so that rounds can be sized.
+// A rough speed of the drive in bytes per second, to size the rounds.
 double rough_speed(const std::string& path, const Point& usual) {
   constexpr std::uint64_t trial_bytes = 16 * MiB;
   const PointResult write = run_point(usual, Direction::write, path, trial_bytes, 1);
@@ -285,7 +285,7 @@ double rough_speed(const std::string& path, const Point& usual) {
 
 namespace {
 
-// Measures the points in passes, as many as fit into `seconds`.
+// Measures the points in as many passes as fit into `seconds`.
 Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t bytes, double seconds,
                 Objective objective, std::mt19937_64& random, const Budget& budget,
                 const std::function<void()>& watch) {
@@ -327,8 +327,8 @@ void conclude(Tuned& tuned, const Volume& volume, const Point& usual) {
     throw Error({.operation = "tune",
                  .path = volume.directory,
                  .code = ETIMEDOUT,
-                 .hint = "the drive is too slow to try every setting once in this time; give it "
-                         "more with --seconds"});
+                 .hint = "the drive is too slow to measure even one setting in this time; "
+                         "allow more with --seconds"});
   }
   const Round& last = tuned.rounds.back();
   tuned.best = choose(last, usual);
@@ -357,7 +357,7 @@ Tuned tune(const TuneOptions& options, const Volume& volume, const std::vector<P
   while (tuned.rounds.size() < rounds) {
     const std::size_t rounds_left = rounds - tuned.rounds.size();
     const bool last = rounds_left == 1;
-    // The finalists get two shares: that is where small differences count.
+    // The finalists get two shares of the time, because small differences count there.
     const double seconds =
         last ? budget.left() : budget.left() / static_cast<double>(rounds_left + 1);
     Round round =
@@ -366,7 +366,7 @@ Tuned tune(const TuneOptions& options, const Volume& volume, const std::vector<P
                   [&] { watch({tuned.rounds.size() + 1, points.size(), budget.share()}); });
     if (round.candidates.empty()) break;  // no time for even one
     points = keep(round);
-    // The defaults are measured to the end: what was gained is told against them.
+    // Measures the defaults to the end, for comparison.
     if (std::ranges::none_of(points, [&](const Point& one) { return same(one, usual); })) {
       points.push_back(usual);
     }
@@ -429,7 +429,7 @@ Json config_in(const std::string& path) {
   throw Error({.operation = "write config",
                .path = path,
                .code = EBADMSG,
-               .hint = "it, and its \"aio\" if it has one, must be JSON objects"});
+               .hint = "the file, and \"aio\" in it, must be JSON objects"});
 }
 
 }  // namespace

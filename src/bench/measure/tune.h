@@ -1,9 +1,9 @@
 // The tuner: the best settings for a drive in half a minute, by successive halving.
 //
-// All candidates are measured in passes, in a new random order each time. A score is relative to
-// the median of its pass, so that a drive that is now fast and now slow does not favour those that
-// were measured at a good moment. After each round at most half are kept, and none whose interval
-// lies below the best one's; the rest is measured longer.
+// It measures all candidates in passes, each in a new random order. A score is relative to the
+// median of its pass, so that a drive whose speed varies does not favour candidates that had a good
+// moment. Each round keeps at most half, and none whose interval lies below that of the best; the
+// next round measures those longer.
 #pragma once
 
 #include <cstdint>
@@ -41,25 +41,25 @@ struct Round {
 struct Tuned {
   std::vector<Round> rounds;
   Candidate best;
-  Candidate usual;  // what sysfs alone would have given, as the last round measured it
+  Candidate usual;  // the defaults from sysfs, as measured in the last round
   double seconds = 0;
 };
 
-// Which settings are tried: engines that work here, block sizes, depths, workers.
+// The settings to try: all combinations of engines, block sizes, depths and workers.
 [[nodiscard]] std::vector<Point> candidates_for(const Volume& volume,
                                                 const std::vector<EngineKind>& engines);
 
-// The engines that can be had here.
+// The engines that work here.
 [[nodiscard]] std::vector<EngineKind> working_engines();
 
-// What a Handle takes for this drive when it has no profile.
+// The settings of a Handle on this drive without a profile.
 [[nodiscard]] Point usual_point(const Volume& volume);
 
-// Those to measure on: at most half, the best ones, and none whose interval lies below the best
-// one's. Marks the others.
+// The points for the next round: the best half at most, and none whose interval lies below that of
+// the best. Marks the others as not kept.
 [[nodiscard]] std::vector<Point> keep(Round& round);
 
-// Of those that are as good as the best within 1 %, the one that is usual, else the cheapest.
+// Of the candidates within 1 % of the best: the usual one, else the cheapest.
 [[nodiscard]] const Candidate& choose(const Round& round, const Point& usual);
 
 struct TuneOptions {
@@ -67,14 +67,14 @@ struct TuneOptions {
   double seconds_max = 25;
 };
 
-// What is going on, for those who watch.
+// Progress.
 struct TuneStep {
   std::size_t round = 0;
   std::size_t candidates = 0;
-  double share = 0;  // of all the time there is
+  double share = 0;  // of the time
 };
 
-// Needs tune_bytes in the file, which it makes. Throws Error and Interrupted.
+// Makes the file, of up to tune_bytes. Throws Error and Interrupted.
 inline constexpr std::uint64_t tune_bytes = 256 * MiB;
 [[nodiscard]] Tuned tune(const TuneOptions& options, const Volume& volume,
                          const std::vector<Point>& candidates, const std::string& file,
@@ -87,11 +87,11 @@ inline constexpr std::uint64_t tune_bytes = 256 * MiB;
 // The settings as DeepSpeed reads them in its configuration: {"block_size": ...}.
 [[nodiscard]] Json aio_block(const Point& point);
 
-// Throws Error where write_config would, because of what the file holds.
+// Throws Error if write_config would.
 void check_config(const std::string& path);
 
-// Puts the settings into the `aio` part of a DeepSpeed configuration and keeps all the rest, also
-// of that part. A file that is not there is made. Throws Error.
+// Sets the keys of aio_block() in `aio` of a DeepSpeed configuration and keeps everything else.
+// Makes the file if it is missing. Throws Error.
 void write_config(const std::string& path, const Point& point);
 
 }  // namespace tensorferry::bench

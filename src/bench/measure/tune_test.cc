@@ -1,4 +1,4 @@
-// The choices of the tuner, without a drive; tests/command runs it on one.
+// The choices of the tuner, without a drive. tests/command runs it on a drive.
 #include "bench/measure/tune.h"
 
 #include <gtest/gtest.h>

@@ -19,7 +19,7 @@ std::time_t now() {
   return time.tv_sec;
 }
 
-// Some send a signal twice, to the process and to its group: only a later one means impatience.
+// Some programs signal both the process and its group: only a later signal means impatience.
 void notice(int signal) {
   constexpr std::time_t patience_seconds = 2;
   if (noticed == 0) {
@@ -39,10 +39,10 @@ void catch_interrupts() {
   for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     struct sigaction before{};
     sigaction(one, nullptr, &before);
-    // What was ignored before (by nohup, say) stays ignored.
+    // A signal that was ignored before (by nohup, say) stays ignored.
     if (before.sa_handler != SIG_IGN) sigaction(one, &action, nullptr);
   }
-  // A file that may not grow further is an error of the write.
+  // A write beyond the limit of file sizes then fails with an error.
   std::signal(SIGXFSZ, SIG_IGN);
 }
 

@@ -1,5 +1,5 @@
-// Ctrl-C, SIGTERM, SIGHUP and SIGQUIT: work ends at the next chance, files are removed, results are
-// kept.
+// Ctrl-C, SIGTERM, SIGHUP and SIGQUIT: the command ends its work soon, removes its files and keeps
+// its results.
 #pragma once
 
 #include <exception>
@@ -8,21 +8,21 @@
 
 namespace tensorferry::bench {
 
-// Thrown where an interrupt is noticed.
+// Thrown by code that notices an interrupt.
 class Interrupted : public std::exception {
  public:
   [[nodiscard]] const char* what() const noexcept override { return "interrupted"; }
 };
 
-// From now on these signals only set a flag; one that comes seconds later ends the process.
+// Makes these signals set a flag only. A second one, seconds later, ends the process.
 void catch_interrupts();
 
 [[nodiscard]] bool interrupted() noexcept;
 
-// Throws Interrupted if there was one.
+// Throws Interrupted after an interrupt.
 void check_interrupt();
 
-// Waits for an operation, or cancels it and throws Interrupted when one comes.
+// Waits for an operation. On an interrupt cancels it and throws Interrupted.
 void finish(const Operation& operation);
 
 }  // namespace tensorferry::bench

@@ -1,4 +1,4 @@
-// JSON as this project writes it: members in the order they were given.
+// JSON whose members keep their order.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -31,7 +31,7 @@ class Descriptor {
 };
 
 Error unknown(const std::string& path) {
-  return Error({.operation = "look for cached pages of", .path = path, .code = errno});
+  return Error({.operation = "count cached pages of", .path = path, .code = errno});
 }
 
 }  // namespace

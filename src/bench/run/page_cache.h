@@ -1,4 +1,4 @@
-// What the kernel keeps of a file in memory.
+// The pages of a file that the kernel keeps in memory.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace tensorferry::bench {
 
-// Asks the kernel to forget what it has of a file, so that reads come from the drive also where
-// they are not direct. What is not durable yet stays.
+// Asks the kernel to drop the pages of a file, so that reads without O_DIRECT come from the drive
+// too. Pages that are not durable yet stay.
 void drop_from_page_cache(const std::string& path) noexcept;
 
-// How many pages of a file are in memory. Throws Error.
+// Counts the pages of a file in memory. Throws Error.
 [[nodiscard]] std::uint64_t resident_pages(const std::string& path);
 
 }  // namespace tensorferry::bench

@@ -19,7 +19,7 @@ namespace tensorferry::bench {
 
 namespace {
 
-// Of the other program: this one does not print.
+// Descriptors of the other program; this one does not print.
 constexpr int its_input = 0;
 constexpr int its_output = 1;
 constexpr int its_errors = 2;
@@ -36,7 +36,7 @@ class SpawnSettings {
                                      O_WRONLY | O_CREAT | O_TRUNC, 0666);
     posix_spawn_file_actions_adddup2(&actions_, its_output, its_errors);
     posix_spawnattr_init(&attributes_);
-    // What this process ignores, its children must not.
+    // Children must not ignore the signals that this process ignores.
     sigset_t usual;
     sigemptyset(&usual);
     for (const int one : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&usual, one);
@@ -59,7 +59,7 @@ class SpawnSettings {
   posix_spawnattr_t attributes_{};
 };
 
-// A signal that arrives before waitpid() does not end it, so the child is asked for in short turns.
+// Polls, because a signal that arrives just before waitpid() would not end the wait.
 int wait_for(pid_t child) {
   int status = 0;
   bool asked = false;

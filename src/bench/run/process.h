@@ -1,4 +1,4 @@
-// Other programs.
+// Runs other programs.
 #pragma once
 
 #include <string>
@@ -6,14 +6,14 @@
 
 namespace tensorferry::bench {
 
-// Runs a program, found on the path, to its end, with stdout and stderr in a file. Returns its exit
-// status; 128 + the signal if one ended it, 127 if it could not be started. On an interrupt it is
-// asked to end, waited for, and Interrupted is thrown.
+// Runs a program, found on the PATH, to its end, with stdout and stderr in a file. Returns its exit
+// status, 128 + the signal if one killed it, or 127 if it could not start. On an interrupt sends it
+// SIGTERM, waits for it and throws Interrupted.
 [[nodiscard]] int run_process(const std::vector<std::string>& words,
                               const std::string& output = "/dev/null");
 
-// In a process that this program started itself by run_process: ask for SIGTERM when that one ends,
-// however it does. Anywhere else it does nothing.
+// In a process that this program started by run_process: makes the kernel send it SIGTERM when its
+// parent ends. Does nothing in any other process.
 void end_with_parent();
 
 // The words as a line for a shell.

@@ -52,8 +52,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether a path can be replaced by a new file of that name. What is no plain file (a pipe, a
-// terminal), a link (also /dev/stdout) and a file with several names is written in place.
+// Whether a new file may replace the path. Pipes, terminals, links (also /dev/stdout) and files
+// with several names must be written in place.
 bool replaceable(const std::string& path) {
   struct stat facts{};
   if (lstat(path.c_str(), &facts) != 0) return errno == ENOENT;
@@ -72,9 +72,9 @@ class Output {
 
   [[nodiscard]] bool opened() const noexcept { return fd_ >= 0; }
 
-  // Those who could read or write the old one can do so with the new one, and nobody else.
+  // Gives the new file the owner and mode of the old one.
   void take_rights_of(const struct stat& before) const {
-    if (fchown(fd_, before.st_uid, before.st_gid) != 0) errno = 0;  // only root may give away
+    if (fchown(fd_, before.st_uid, before.st_gid) != 0) errno = 0;  // only root may do so
     fchmod(fd_, before.st_mode & 07777U);
   }
 
@@ -93,7 +93,7 @@ class Output {
 };
 
 void replace_text(const std::string& path, const std::string& text) {
-  constexpr mode_t mode_of_new_files = 0666;  // less the umask
+  constexpr mode_t mode_of_new_files = 0666;  // before the umask
   constexpr mode_t mode_until_known = 0600;
   struct stat before{};
   const bool exists = lstat(path.c_str(), &before) == 0;
@@ -122,8 +122,7 @@ void check_writable(const std::string& path) {
   }
   const std::string parent = fs::path(path).parent_path().string();
   if (access(parent.empty() ? "." : parent.c_str(), W_OK) != 0) {
-    throw failure("write", path, errno,
-                  errno == ENOENT ? "its directory does not exist; make it first" : "");
+    throw failure("write", path, errno, errno == ENOENT ? "create its directory first" : "");
   }
 }
 
@@ -142,24 +141,25 @@ void write_json(const std::string& path, const Json& json) {
 }
 
 Json read_json(const std::string& path) {
-  // A pipe would be waited for.
+  // Reading a pipe would block.
   if (fs::exists(path) && !fs::is_regular_file(path)) {
-    throw failure("read", path, EINVAL, "it is not a regular file");
+    throw failure("read", path, EINVAL, "name a regular file");
   }
   errno = 0;
   std::ifstream in(path);
   std::ostringstream text;
   text << in.rdbuf();
   if (!in || in.bad()) throw failure("read", path, errno);
-  // What is nested without end would be written, and compared, by recursion without end.
+  // Deep nesting would exhaust the stack when it is written or compared.
   static constexpr int depth_max = 100;
   const auto not_too_deep = [&path](int depth, Json::parse_event_t, const Json&) {
     if (depth <= depth_max) return true;
-    throw failure("read", path, EBADMSG, fmt::format("it is nested deeper than {}", depth_max));
+    throw failure("read", path, EBADMSG,
+                  fmt::format("it is nested deeper than {} levels", depth_max));
   };
   try {
     return Json::parse(text.str(), not_too_deep);
-  } catch (const Json::exception& error) {      // of numbers such as 1e999, too
+  } catch (const Json::exception& error) {      // also for numbers such as 1e999
     const std::string_view why = error.what();  // "[json.exception...] parse error at line ..."
     const std::size_t tag = why.find("] ");
     throw failure("read", path, EBADMSG,

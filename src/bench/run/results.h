@@ -1,4 +1,4 @@
-// The results file that every measuring command writes. docs/results.md describes it.
+// The results file of every command that measures. docs/results.md describes it.
 #pragma once
 
 #include <span>
@@ -12,21 +12,21 @@ namespace tensorferry::bench {
 
 inline constexpr int results_version = 1;
 
-// What all results have in front: format, version, command, machine, places. `complete` is false
-// until the command sets it.
+// The members that all results begin with: format, version, command, machine, places. `complete` is
+// false until the command sets it.
 [[nodiscard]] Json begin_results(const std::string& command,
                                  const std::vector<std::string>& arguments,
                                  std::span<const Volume> volumes);
 
-// Throws Error where write_text() would, as far as that can be known.
+// Throws Error if write_text() would, as far as one can know before.
 void check_writable(const std::string& path);
 
-// Replaces the file at once: readers see the old text or the new one. Links, pipes and files with
-// several names are written in place. Throws Error.
+// Replaces the file in one step: readers see the old text or the new one. Writes links, pipes and
+// files with several names in place. Throws Error.
 void write_text(const std::string& path, const std::string& text);
 void write_json(const std::string& path, const Json& json);
 
-// Throws Error, also for a file that is not JSON (EBADMSG, with the place).
+// Throws Error, also if the file is not JSON (EBADMSG, with the line).
 [[nodiscard]] Json read_json(const std::string& path);
 
 }  // namespace tensorferry::bench

@@ -16,10 +16,10 @@ namespace tensorferry::bench {
 namespace {
 
 Error failure(const char* operation, const std::string& path, int code) {
-  const char* hint = code == ENOENT                    ? "there is no such directory; make it first"
-                     : code == ENOTDIR                 ? "give a directory, not a file"
-                     : code == EROFS                   ? "the file system is mounted read-only"
-                     : code == EACCES || code == EPERM ? "give a directory that you may write to"
+  const char* hint = code == ENOENT    ? "create the directory first, or name another"
+                     : code == ENOTDIR ? "name a directory, not a file"
+                     : code == EROFS   ? "the file system is mounted read-only"
+                     : code == EACCES || code == EPERM ? "name a directory that you may write to"
                                                        : "";
   return Error({.operation = operation, .path = path, .code = code, .hint = hint});
 }
@@ -35,12 +35,13 @@ void check_space(const std::string& directory, std::uint64_t bytes_needed) {
                .path = directory,
                .length = bytes_needed,
                .code = ENOSPC,
-               .hint = rounded_size(bytes_needed) + " are needed and " + rounded_size(free_bytes) +
+               .hint = rounded_size(bytes_needed) + " are needed but only " +
+                       rounded_size(free_bytes) +
                        " are free; choose smaller sizes or another directory"});
 }
 
 Scratch::Scratch(const std::string& directory, std::uint64_t bytes_needed) {
-  // First what no smaller size would cure.
+  // Before check_space(): a smaller size would not help.
   if (access(directory.c_str(), W_OK) != 0) throw failure("make a directory in", directory, errno);
   check_space(directory, bytes_needed);
   std::string pattern = (std::filesystem::path(directory) / "tensorferry-XXXXXX").string();

@@ -1,4 +1,4 @@
-// A directory of our own for the files we make, and nobody else's.
+// A directory for our own files alone.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace tensorferry::bench {
 
-// Makes a directory with a new name inside `directory` and removes it, with what is in it, at the
-// end. Nothing else in `directory` is touched.
+// Makes a directory with a new name inside `directory`, and removes it with its files at the end.
+// Touches nothing else in `directory`.
 class Scratch {
  public:
-  // Throws Error with a hint when `directory` is missing, not a directory, cannot be written, or
-  // has less than `bytes_needed` free.
+  // Throws Error with a hint if `directory` is missing, is no directory, is not writable, or has
+  // less than `bytes_needed` free.
   Scratch(const std::string& directory, std::uint64_t bytes_needed);
   ~Scratch();
   Scratch(const Scratch&) = delete;
@@ -24,7 +24,7 @@ class Scratch {
   std::string path_;
 };
 
-// Throws Error (ENOSPC) that names the needed and the free bytes when `directory` has not as many.
+// Throws Error (ENOSPC), with the needed and the free bytes, if `directory` has too few free.
 void check_space(const std::string& directory, std::uint64_t bytes_needed);
 
 }  // namespace tensorferry::bench

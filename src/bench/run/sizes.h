@@ -1,4 +1,4 @@
-// Sizes as people write them: 4K, 2M, 1G, binary.
+// Sizes as people write them, in binary units: 4K, 2M, 1G.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,13 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 inline constexpr std::size_t GiB = std::size_t{1} << 30;
 inline constexpr std::size_t page_bytes = 4 * KiB;
 
-// "512", "4K", "2m", "1G", "16MiB", "2T"; nothing for any other text and for what 63 bits do not
-// hold.
+// Parses "512", "4K", "2m", "1G", "16MiB", "2T". Nothing for other text and for sizes over 63 bits.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(std::string_view text);
 
-// The shortest exact form that parse_size takes: "4K", "2M", "1000".
+// The shortest exact text for parse_size: "4K", "2M", "1000".
 [[nodiscard]] std::string size_text(std::uint64_t bytes);
 
-// For people, rounded: "1.5 GiB".
+// Rounded, for people: "1.5 GiB".
 [[nodiscard]] std::string rounded_size(std::uint64_t bytes);
 
 }  // namespace tensorferry::bench

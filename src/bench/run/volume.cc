@@ -27,7 +27,7 @@ bool lies_below(const std::string& path, const std::string& mount_point) {
   return path == mount_point || path.starts_with(mount_point + "/");
 }
 
-// Of the mounts above a path the deepest counts, and of several at one point the last.
+// The deepest mount above the path counts; of several at one point the last.
 void find_mount(Volume& volume) {
   const auto close = [](FILE* file) { endmntent(file); };
   const std::unique_ptr<FILE, decltype(close)> table(setmntent("/proc/self/mounts", "re"), close);
@@ -90,7 +90,7 @@ Volume volume_of(const std::string& directory) {
         {.operation = "use directory",
          .path = directory,
          .code = error.value(),
-         .hint = error.value() == ENOENT ? "there is no such directory; make it first" : ""});
+         .hint = error.value() == ENOENT ? "create the directory first, or name another" : ""});
   }
   volume.bytes = std::uint64_t{facts.f_blocks} * facts.f_frsize;
   volume.free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;

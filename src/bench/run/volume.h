@@ -1,4 +1,4 @@
-// Where bytes go: the machine, the file system and the drive, as /proc and /sys tell.
+// The file system and the drive under a directory, and the machine, from /proc and /sys.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,19 @@ struct Volume {
   Device device;
 };
 
-// Throws Error where there is no such directory.
+// Throws Error if there is no such directory.
 [[nodiscard]] Volume volume_of(const std::string& directory);
 
 [[nodiscard]] Json to_json(const Volume& volume);
 [[nodiscard]] Json machine_facts();
 
-// The first line of a small file of the system, without blanks around it; empty where there is
-// none.
+// The first line of a file in /proc or /sys, without blanks around it; empty if there is none.
 [[nodiscard]] std::string first_line(const std::string& path);
 
-// A file of the device's folder in sysfs: device_fact(device, "queue/scheduler").
+// The first line of a file in the device's folder in sysfs: device_fact(device, "queue/scheduler").
 [[nodiscard]] std::string device_fact(const Device& device, const std::string& file);
 
-// How many bytes the device has read since it started; nothing where that is not counted.
+// Bytes that the device has read since it started; nothing if it does not count them.
 [[nodiscard]] std::optional<std::uint64_t> bytes_read_by(const Device& device);
 
 }  // namespace tensorferry::bench

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t torch_alignment = 64;
 
-// Random, for drives that compress or look for zeros; repeated, because a MiB of it is enough.
+// Random, because some drives compress or detect zeros; repeated after a MiB, which is enough.
 void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::uint64_t> pattern(std::min(bytes.size(), MiB) / sizeof(std::uint64_t) + 1);
@@ -53,10 +53,10 @@ FilledMemory::FilledMemory(MemoryKind kind, std::size_t bytes, std::uint64_t see
   } else if (kind == MemoryKind::gpu) {
     gpu_.emplace(bytes);
     bytes_ = gpu_->bytes();
-    lock_problem_ = "memory of a GPU was asked for";
+    lock_problem_ = "memory of a GPU was requested";
     return;
   } else {
-    // The first place that torch could give but O_DIRECT does not take.
+    // The first address in a page that torch could use but O_DIRECT refuses.
     pageable_.resize(bytes + page_bytes);
     const auto address = reinterpret_cast<std::uintptr_t>(pageable_.data());
     const std::size_t skip = (page_bytes + torch_alignment - address % page_bytes) % page_bytes;

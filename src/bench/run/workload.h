@@ -1,4 +1,4 @@
-// What every measurement is made of: memory with data in it, files with data in them, clocks.
+// The parts of every measurement: memory and files with data, engines, clocks.
 #pragma once
 
 #include <array>
@@ -26,53 +26,54 @@ using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(end - begin).count();
 }
 
-// User and system time of this process, its kernel threads included.
+// User and system time of this process, including its kernel threads.
 [[nodiscard]] double process_cpu_seconds();
 
 enum class Direction : std::uint8_t { read, write };
 [[nodiscard]] std::string_view to_string(Direction direction) noexcept;
 
-// Page-locked; as torch allocates it: touched, and on a multiple of 64 bytes; or of the first GPU.
+// Page-locked; ordinary, as torch allocates it (touched, on a multiple of 64 bytes); or of the
+// first GPU.
 enum class MemoryKind : std::uint8_t { pinned, pageable, gpu };
 [[nodiscard]] std::string_view to_string(MemoryKind kind) noexcept;
 
-// Memory of a kind, filled with random bytes; a GPU's gets its own by load_from().
+// Memory of a kind, filled with random bytes. Memory of a GPU gets them by load_from().
 class FilledMemory {
  public:
-  // Throws Error (ENODEV, ENOMEM) for a GPU that cannot be had.
+  // Throws Error (ENODEV, ENOMEM) if the GPU or its memory is not available.
   FilledMemory(MemoryKind kind, std::size_t bytes, std::uint64_t seed);
 
-  // Fills memory of a GPU with what is in a file of random bytes. Other memory stays as it is.
+  // Fills memory of a GPU from a file of random bytes. Leaves other memory unchanged.
   void load_from(const std::string& path);
 
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
-  // Why the memory is not page-locked; empty where it is.
+  // Why the memory is not page-locked; empty if it is.
   [[nodiscard]] const std::string& lock_problem() const noexcept { return lock_problem_; }
 
  private:
-  std::string lock_problem_ = "ordinary memory was asked for";
+  std::string lock_problem_ = "ordinary memory was requested";
   std::optional<PinnedBuffer> pinned_;
   std::optional<GpuBuffer> gpu_;
   std::vector<std::byte> pageable_;
   std::span<std::byte> bytes_;
 };
 
-// Every engine, the one that `auto` tries first in front.
+// Every engine, in the order in which `auto` tries them.
 inline constexpr std::array all_engines{EngineKind::io_uring, EngineKind::libaio,
                                         EngineKind::threads};
 
-// Why an engine cannot be had here; nothing where it works.
+// Why an engine does not work here; nothing if it does.
 [[nodiscard]] std::optional<Error> try_engine(EngineKind engine);
 
-// Called now and then with the bytes moved so far.
+// Called from time to time with the bytes moved so far.
 using Watch = std::function<void(std::uint64_t bytes)>;
 
-// Queues the transfer of all of `memory`.
+// Queues a transfer of all of `memory`.
 [[nodiscard]] Operation start(Handle& handle, Direction direction, std::span<std::byte> memory,
                               const File& file, std::uint64_t offset);
 
-// Writes random bytes until the file has `bytes`, and makes them durable. What is there stays.
+// Appends random bytes until the file has `bytes`, and makes them durable.
 void extend(const File& file, std::uint64_t bytes, std::uint64_t seed, EngineKind engine);
 
 }  // namespace tensorferry::bench

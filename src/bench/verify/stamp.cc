@@ -14,10 +14,10 @@ namespace {
 
 using StampedBlock = std::array<std::byte, stamped_block_bytes>;
 
-// "tfstamp1", so that a person who looks at the drive knows what this is.
+// "tfstamp1", readable for a person who looks at the drive.
 constexpr std::uint64_t magic = 0x31706d6174736674;
 
-// As it lies in the block: this in front, then the payload, the checksum in the last eight bytes.
+// The beginning of a block. The payload follows; the last eight bytes are the checksum.
 struct Head {
   std::uint64_t magic_number = magic;
   Stamp stamp;
@@ -56,7 +56,7 @@ Difference difference(std::span<const std::byte> block, const StampedBlock& want
   return found;
 }
 
-// A block that is whole, but not the one that should be here.
+// A whole block, but the wrong one.
 BadBlock judge_sound(const Stamp& found, const Stamp& expected) {
   BadBlock bad{.offset = expected.offset, .length = stamped_block_bytes, .explanation = {}};
   if (found.seed != expected.seed || found.file_bytes != expected.file_bytes) {
@@ -64,7 +64,7 @@ BadBlock judge_sound(const Stamp& found, const Stamp& expected) {
                                   found.offset);
   } else if (found.offset != expected.offset) {
     bad.fault = Fault::swapped_block;
-    bad.explanation = fmt::format("the block of offset {}, generation {}, is here", found.offset,
+    bad.explanation = fmt::format("this is the block of offset {}, generation {}", found.offset,
                                   found.generation);
   } else if (found.generation + 1 == expected.generation) {
     bad.fault = Fault::lost_write;
@@ -72,10 +72,10 @@ BadBlock judge_sound(const Stamp& found, const Stamp& expected) {
                                   found.generation, expected.generation);
   } else if (found.generation < expected.generation) {
     bad.fault = Fault::stale_block;
-    bad.explanation = fmt::format("generation {} is here again, where generation {} was written",
+    bad.explanation = fmt::format("generation {} is back, although generation {} was written",
                                   found.generation, expected.generation);
   } else {
-    bad.explanation = fmt::format("generation {} is here, which is newer than {}", found.generation,
+    bad.explanation = fmt::format("generation {} is newer than the expected {}", found.generation,
                                   expected.generation);
   }
   return bad;
@@ -85,9 +85,9 @@ bool all_zero(std::span<const std::byte> bytes) {
   return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-// A block that is not whole: which part of it is not as it was written, and what is there instead.
+// A damaged block: which part is wrong, and what it holds instead.
 BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) {
-  // Random bytes are hardly ever the same as others; fewer may be by accident.
+  // This many random bytes are never equal by accident.
   constexpr std::size_t telling_bytes = 16;
   StampedBlock wanted;
   write_stamp(wanted, expected);
@@ -98,7 +98,7 @@ BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) 
     bad.fault = Fault::lost_write;
     bad.offset = expected.offset;
     bad.length = stamped_block_bytes;
-    bad.explanation = "zeros: nothing was ever written here, or it was discarded";
+    bad.explanation = "zeros: no write ever arrived here, or the drive discarded it";
     return bad;
   }
   if (found.bytes() >= telling_bytes && all_zero(part)) {
@@ -117,7 +117,7 @@ BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) 
                                   found.bytes(), before.generation);
     return bad;
   }
-  // Of unrelated bytes, half of the bits differ.
+  // In unrelated bytes half of the bits differ.
   if (found.bits < stamped_block_bytes * 8 / 4) {
     bad.fault = Fault::flipped_bits;
     bad.explanation = found.bits == 1
@@ -128,7 +128,7 @@ BadBlock judge_damaged(std::span<const std::byte> block, const Stamp& expected) 
   }
   bad.offset = expected.offset;
   bad.length = stamped_block_bytes;
-  bad.explanation = "nothing like what was written";
+  bad.explanation = "unrelated to what was written";
   return bad;
 }
 

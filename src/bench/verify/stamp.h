@@ -1,5 +1,5 @@
-// Blocks that describe themselves, so that a block that is wrong tells how: where it belongs, which
-// generation it is of, and whether it is whole. Pure functions over memory.
+// Blocks that describe themselves, so that a bad block shows what went wrong: where it belongs,
+// which generation it has, and whether it is whole. Pure functions over memory.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ inline constexpr std::size_t stamped_block_bytes = 4 * KiB;
 
 struct Stamp {
   std::uint64_t offset = 0;      // of the block in its file
-  std::uint64_t generation = 0;  // how many times the file had been written before, plus one
+  std::uint64_t generation = 0;  // 1 for the first write of the file
   std::uint64_t seed = 0;        // of the run
   std::uint64_t file_bytes = 0;  // length of the file
 
@@ -24,10 +24,10 @@ struct Stamp {
 };
 
 enum class Fault : std::uint8_t {
-  flipped_bits,   // the block as it was written, but for some bits
-  swapped_block,  // a sound block that belongs elsewhere
-  stale_block,    // a sound block from before the previous generation: time went back
-  lost_write,     // zeros, or still the previous generation, all over or in part
+  flipped_bits,   // the right block, with some bits wrong
+  swapped_block,  // a sound block of another offset
+  stale_block,    // a sound block from before the previous generation
+  lost_write,     // zeros, or the previous generation, in all of it or in part
   foreign_data,   // anything else
 };
 
@@ -41,14 +41,14 @@ struct BadBlock {
   std::string explanation;   // one line
 };
 
-// Fills one block of stamped_block_bytes: the stamp, bytes that look random and depend on all of
-// it, and a checksum over all. Any address will do.
+// Fills one block of stamped_block_bytes, at any address: the stamp, bytes that look random and
+// depend on all of the stamp, and a checksum over everything.
 void write_stamp(std::span<std::byte> block, const Stamp& stamp);
 
-// The stamp of a block that is whole, or nothing.
+// The stamp of a block; nothing if the block is not whole.
 [[nodiscard]] std::optional<Stamp> read_stamp(std::span<const std::byte> block);
 
-// What is wrong with a block where `expected` should be; nothing if it is just that.
+// What is wrong with a block that should have this stamp; nothing if it is right.
 [[nodiscard]] std::optional<BadBlock> check_block(std::span<const std::byte> block,
                                                   const Stamp& expected);
 

@@ -1,4 +1,4 @@
-// Checking a file that verify() left: perhaps after a power cut, perhaps on another machine.
+// Checks a file that verify() left: perhaps after a power cut, perhaps on another machine.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace tensorferry::bench {
 namespace {
 
 constexpr std::size_t window_bytes = 8 * MiB;
-constexpr std::size_t failures_max = 10;  // as many as a person reads
+constexpr std::size_t failures_max = 10;  // a person reads no more
 
 // ".../tensorferry-Ab12Cd-generation-54.stamped" -> 54
 std::optional<std::uint64_t> generation_in(const std::string& path) {
@@ -50,11 +50,11 @@ class StampedFile {
       expected_.offset = offset;
       ++result_.blocks;
       if (block.size() < stamped_block_bytes) {
-        if (offset < expected_.file_bytes) return;  // cut off: told below
+        if (offset < expected_.file_bytes) return;  // the file is too short: reported below
         add({.fault = Fault::foreign_data,
              .offset = offset,
              .length = block.size(),
-             .explanation = known_ ? "more than was written" : "no stamped block at all"});
+             .explanation = known_ ? "more bytes than were written" : "not a stamped block"});
         return;
       }
       if (const auto bad = check_block(block, expected_)) add(*bad);
@@ -69,7 +69,7 @@ class StampedFile {
   }
 
  private:
-  // What should be there is what most blocks say they are of.
+  // Expects the run to which most blocks belong.
   void learn() {
     struct Run {
       std::uint64_t blocks = 0;
@@ -121,7 +121,7 @@ class StampedFile {
                                 .generation = expected_.generation});
   }
 
-  // Whole blocks in a row that have one fault are one failure; a swapped one has a tale of its own.
+  // Neighbouring whole blocks with the same fault are one failure; each swapped block is its own.
   [[nodiscard]] bool joins_last(const BadBlock& bad) const {
     if (result_.failures.empty() || bad.fault == Fault::swapped_block) return false;
     const VerifyFailure& last = result_.failures.back();
@@ -134,7 +134,7 @@ class StampedFile {
   const std::uint64_t bytes_;
   std::uint64_t read_ = 0;
   Stamp expected_;
-  bool known_ = false;  // whether there is a stamp to learn from
+  bool known_ = false;  // whether any block has a stamp
   FileCheck result_;
   PinnedBuffer buffer_{window_bytes};
   Handle handle_;

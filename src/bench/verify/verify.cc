@@ -24,12 +24,12 @@ namespace tensorferry::bench {
 
 namespace {
 
-constexpr std::size_t window_bytes = 8 * MiB;  // what is in memory at a time
-constexpr std::byte never_read{0xDB};          // what a read must replace
+constexpr std::size_t window_bytes = 8 * MiB;  // in memory at a time
+constexpr std::byte never_read{0xDB};          // a read must replace it
 
 enum class Calls : std::uint8_t { one_each, many };
 
-// How a file is cut into transfers, and where in memory they lie.
+// How to cut a file into transfers, and where in memory they lie.
 struct Cut {
   std::span<const std::size_t> lengths;  // in turns
   std::size_t memory_shift = 0;          // from the beginning of a page
@@ -41,7 +41,7 @@ constexpr std::array<std::size_t, 1> pages{4 * KiB};
 constexpr std::array<std::size_t, 1> medium{64 * KiB};
 constexpr std::array<std::size_t, 1> large{1 * MiB};
 constexpr std::array<std::size_t, 1> three_pages{12 * KiB};
-// Offsets and lengths that fit nothing.
+// Offsets and lengths that are not aligned to anything.
 constexpr std::array<std::size_t, 7> odd{12 * KiB + 1, 4095, 511, 64 * KiB + 7, 1, 100'003, 513};
 
 constexpr std::array cuts{
@@ -71,8 +71,8 @@ std::vector<Slice> slices_of(std::size_t bytes, const Cut& cut, std::mt19937_64&
   return slices;
 }
 
-// Calls of one kind for all pieces of a window. Neighbours would be joined into one request, so
-// `many` takes every second piece at a time.
+// Moves all slices of a window. A read_many joins neighbours into one request, so `many` takes
+// every second slice at a time.
 template <class Transfer, class Move, class MoveMany>
 void move_slices(std::vector<Slice> slices, Calls calls, std::mt19937_64& random,
                  const std::function<Transfer(const Slice&)>& transfer_of, const Move& move,
@@ -104,7 +104,7 @@ class Window {
   }
 
  private:
-  // From the beginning of a page, so that only the shift decides what is aligned.
+  // Begins on a page, so that only the shift decides about alignment.
   [[nodiscard]] std::span<std::byte> pageable() {
     void* begin = pageable_.data();
     std::size_t room = pageable_.size();
@@ -188,7 +188,7 @@ class Verification {
     return pairs;
   }
 
-  // Whether there is nothing more to do, before another generation or pass.
+  // Whether to stop before another generation or pass.
   [[nodiscard]] bool over(std::size_t passes) const {
     const bool failed = std::ranges::any_of(
         result_.pairs, [](const EnginePair& pair) { return pair.failure.has_value(); });
@@ -199,8 +199,8 @@ class Verification {
     return passes > 0;
   }
 
-  // Every pair has its turn before the next cut. A file is read with other cuts than it was written
-  // with, and with others in each pass.
+  // Every pair has its turn before the next cut. Reads use other cuts than writes, and others in
+  // each pass.
   void run_pass(std::size_t pass) {
     for (std::size_t cut = 0; cut < cuts.size(); ++cut) {
       for (std::size_t i = 0; i < result_.pairs.size(); ++i) {
@@ -294,8 +294,8 @@ class Verification {
            .bytes_moved = result_.bytes_moved});
   }
 
-  // Moves the file out of the scratch directory; its new name says what it should hold. Durable,
-  // because power cuts come next.
+  // Moves the file out of the scratch directory; its new name has the generation. Makes that
+  // durable, because a power cut comes next.
   void keep() {
     const std::string kept =
         fmt::format("{}-generation-{}.stamped", scratch_.path(), result_.generations);
@@ -319,7 +319,7 @@ class Verification {
   File file_;
   Window to_write_;
   Window to_read_;
-  std::vector<EngineHandle> engines_;  // last: they let go of the memory before it goes
+  std::vector<EngineHandle> engines_;  // last, so that they close before the memory goes
 };
 
 }  // namespace

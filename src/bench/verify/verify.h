@@ -1,5 +1,5 @@
-// Stamped blocks written and read back through every pair of engines. Each generation overwrites
-// the one before, so that a write that was lost, misplaced or undone shows.
+// Writes stamped blocks and reads them back through every pair of engines. Each generation
+// overwrites the one before, which reveals lost, misplaced and undone writes.
 #pragma once
 
 #include <chrono>
@@ -18,15 +18,15 @@ enum class Leave : std::uint8_t { nothing, file };
 
 struct VerifyOptions {
   std::string directory;
-  std::uint64_t bytes = 64 * MiB;             // of the file; taken up to whole blocks
+  std::uint64_t bytes = 64 * MiB;             // of the file; rounded up to whole blocks
   std::chrono::duration<double> duration{};   // 0: one full pass
   EngineKind engine = EngineKind::automatic;  // automatic: every engine that works here
   std::uint64_t seed = 0;
   Leave leave = Leave::nothing;
 };
 
-// What was found wrong. For an error of the system, such as EIO, `kind` is "read error" or "write
-// error".
+// One fault. `kind` names it, or is "read error" or "write error" for an error of the system
+// such as EIO.
 struct VerifyFailure {
   std::string kind;
   std::string path;
@@ -54,10 +54,10 @@ struct VerifyResult {
   std::uint64_t file_bytes = 0;
   std::uint64_t generations = 0;
   std::uint64_t bytes_moved = 0;
-  std::string kept;  // the stamped file that was left, or empty
+  std::string kept;  // the path of the stamped file, or empty
 };
 
-// Told now and then: how far it is, of `total` (bytes, or milliseconds where a duration is given).
+// How much of `total` is done: in bytes, or in milliseconds if the user gave a duration.
 struct VerifyProgress {
   std::uint64_t done = 0;
   std::uint64_t total = 0;
@@ -65,21 +65,20 @@ struct VerifyProgress {
 };
 using ShowVerifyProgress = std::function<void(const VerifyProgress&)>;
 
-// Stops at the first failure. Uses a Scratch of its own and memory that does not grow with the
-// file. Throws Error for a directory that will not do, too little space and an engine that cannot
-// be had; throws Interrupted.
+// Stops at the first failure. Works in its own Scratch; its memory does not grow with the file.
+// Throws Error for an unusable directory, too little space and an engine that does not work here;
+// throws Interrupted.
 [[nodiscard]] VerifyResult verify(const VerifyOptions& options, const ShowVerifyProgress& show);
 
 struct FileCheck {
   std::uint64_t blocks = 0;
   std::uint64_t bad_blocks = 0;
-  std::uint64_t generation = 0;         // the one that should be there
-  std::vector<VerifyFailure> failures;  // the first of them, in the order of offsets
+  std::uint64_t generation = 0;         // the expected one
+  std::vector<VerifyFailure> failures;  // the first ones, by offset
 };
 
-// Reads a file that verify() left. Which generation it holds is in its name; in a file that has
-// another name, the newest that is found counts. Throws Error where it cannot be opened; throws
-// Interrupted.
+// Reads a file that verify() left. Expects the generation in its name, or, if the name has none,
+// the newest one in the file. Throws Error if it cannot open the file; throws Interrupted.
 [[nodiscard]] FileCheck check_file(const std::string& path, const ShowVerifyProgress& show);
 
 }  // namespace tensorferry::bench
