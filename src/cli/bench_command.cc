@@ -194,8 +194,7 @@ int run(const Options& options) {
   if (!all.empty()) print_summary(all);
   if (!options.json.empty() && !all.empty()) {
     save();
-    fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", options.json,
-               options.json);
+    fmt::print("\n{}", results_line(options.json));
   }
   return complete ? exit_ok : exit_failed;
 }

@@ -14,4 +14,7 @@ namespace tensorferry::cli {
 [[nodiscard]] Command add_report(CLI::App& program);
 [[nodiscard]] Command add_completion(CLI::App& program);
 
+// What a command prints about the results file that it wrote.
+[[nodiscard]] std::string results_line(const std::string& path);
+
 }  // namespace tensorferry::cli

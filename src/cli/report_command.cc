@@ -7,6 +7,7 @@
 #include <memory>
 #include <system_error>
 
+#include "bench/run/process.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {
@@ -46,16 +47,16 @@ int run(const Options& options) {
   std::vector<std::string> words{python(), "-c", program};
   words.insert(words.end(), options.results.begin(), options.results.end());
   words.push_back("--output=" + options.output);
-  std::vector<char*> pointers;
-  pointers.reserve(words.size() + 1);
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  execvp(pointers.front(), pointers.data());
+  execvp(words.front().c_str(), bench::pointers_to(words).data());
   throw std::system_error(errno, std::generic_category(),
                           "tensorferry report needs Python, but cannot start " + words.front());
 }
 
 }  // namespace
+
+std::string results_line(const std::string& path) {
+  return fmt::format("Results: {} (`tensorferry report {}` makes a page of them)\n", path, path);
+}
 
 Command add_report(CLI::App& program_app) {
   auto options = std::make_shared<Options>();

@@ -28,8 +28,6 @@ namespace fs = std::filesystem;
 using bench::Direction;
 using bench::Json;
 
-constexpr std::uint64_t data_seed = 1;
-
 struct Options {
   bench::SweepOptions sweep;
   std::string space_file;
@@ -86,7 +84,7 @@ bench::SweepOptions complete(const Options& options) {
   }
   if (options.gpu || options.gds) {
     (void)bench::FilledMemory(bench::MemoryKind::gpu, 1,
-                              data_seed);  // fails before the first point
+                              bench::data_seed);  // fails before the first point
     sweep.memory = bench::MemoryKind::gpu;
   }
   if (options.gds) {
@@ -254,7 +252,7 @@ class Sweep {
         *scratch_.at(static_cast<std::size_t>(found - options_.directories.begin()));
     const std::string file = scratch.file(std::string(to_string(job.direction)) + "_data");
     if (!fs::exists(file)) {
-      bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed,
+      bench::extend(File::open(file, Access::write), options_.io_bytes, bench::data_seed,
                     EngineKind::automatic);
     }
     const auto command = command_of(job, options_, file);
@@ -338,8 +336,7 @@ int run(const Options& options) {
   const auto failed =
       std::ranges::count_if(points, [](const Json& one) { return one.at("status") == "failed"; });
   if (failed > 0) fmt::print("\n{} of {} points failed; see their logs\n", failed, points.size());
-  fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", sweep.results_file(),
-             sweep.results_file());
+  fmt::print("\n{}", results_line(sweep.results_file()));
   if (!finished) {
     fmt::print(stderr, "tensorferry sweep: interrupted; run the same command again to continue\n");
   }

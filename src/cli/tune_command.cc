@@ -171,8 +171,7 @@ int run(const Options& options) {
   results["complete"] = true;
   if (!options.json.empty()) {
     bench::write_json(options.json, results);
-    fmt::print("Results: {} (`tensorferry report {}` makes a page of them)\n", options.json,
-               options.json);
+    fmt::print("{}", results_line(options.json));
   }
   return exit_ok;
 }

@@ -8,6 +8,7 @@
 
 #include "bench/run/interrupt.h"
 #include "bench/run/sizes.h"
+#include "bench/run/workload.h"
 #include "bench/verify/verify.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -43,9 +44,8 @@ class Bar {
   explicit Bar(std::uint64_t unit) : unit_(unit) {}
 
   void show(const bench::VerifyProgress& now) {
-    using Seconds = std::chrono::duration<double>;
     if (!bar_) bar_.emplace("Verify", now.total / unit_);
-    const double elapsed = Seconds(Clock::now() - begin_).count();
+    const double elapsed = bench::seconds_between(begin_, bench::Clock::now());
     bar_->show(now.done / unit_,
                fmt::format("{:.1f} GB/s", static_cast<double>(now.bytes_moved) / elapsed / 1e9));
   }
@@ -54,10 +54,8 @@ class Bar {
   void end() { bar_.reset(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   const std::uint64_t unit_;
-  const Clock::time_point begin_ = Clock::now();
+  const bench::Clock::time_point begin_ = bench::Clock::now();
   std::optional<Progress> bar_;
 };
 
@@ -141,14 +139,14 @@ int run(const Options& options) {
       .engine = options.engine,
       .seed = options.seed ? *options.seed : std::random_device()(),
       .leave = options.keep ? bench::Leave::file : bench::Leave::nothing};
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = bench::Clock::now();
   Bar bar(options.duration_s > 0 ? 1000 : bench::MiB);
   const bench::VerifyResult result =
       bench::verify(verify_options, [&](const bench::VerifyProgress& now) { bar.show(now); });
   bar.end();
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const double seconds = bench::seconds_between(begin, bench::Clock::now());
   print_table(result);
-  return conclude(result, verify_options, taken.count());
+  return conclude(result, verify_options, seconds);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "bench/doctor/judgement.h"
+#include "bench/run/owned_descriptor.h"
 #include "bench/run/scratch.h"
 #include "bench/run/sizes.h"
 #include "bench/run/volume.h"
@@ -80,12 +81,9 @@ Finding try_direct(const Scratch& scratch) {
 
 // `chattr +C` does for a directory of btrfs what the mount option nodatacow does for all.
 bool overwrites_in_place(const std::string& directory) {
-  const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return false;
+  const OwnedDescriptor folder(directory, O_RDONLY | O_DIRECTORY);
   int flags = 0;
-  const bool known = ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0;
-  close(fd);
-  return known && (flags & FS_NOCOW_FL) != 0;
+  return ioctl(folder.get(), FS_IOC_GETFLAGS, &flags) == 0 && (flags & FS_NOCOW_FL) != 0;
 }
 
 Finding unusable(const Error& error) {

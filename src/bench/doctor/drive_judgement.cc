@@ -30,9 +30,7 @@ struct Drive {
     return first_line(folder + "/" + file);
   }
   [[nodiscard]] std::uint64_t number(const std::string& file) const {
-    std::uint64_t value = 0;
-    std::istringstream(fact(file)) >> value;
-    return value;
+    return first_number(folder + "/" + file);
   }
 };
 
@@ -198,19 +196,6 @@ bool may_run_on(const std::string& list) {
   return false;
 }
 
-std::size_t nodes_in(const SystemTree& tree) {
-  std::size_t nodes = 0;
-  std::error_code error;
-  for (fs::directory_iterator entry(tree.sys + "/devices/system/node", error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.starts_with("node") && name.find_first_not_of("0123456789", 4) == std::string::npos) {
-      ++nodes;
-    }
-  }
-  return nodes;
-}
-
 std::string node_of(const Drive& drive) {
   for (const char* file : {"device/numa_node", "device/device/numa_node"}) {
     if (const std::string node = drive.fact(file); !node.empty() && node != "-1") return node;
@@ -219,7 +204,7 @@ std::string node_of(const Drive& drive) {
 }
 
 Finding judge_node(const std::vector<Drive>& drives, const SystemTree& tree) {
-  const std::size_t nodes = nodes_in(tree);
+  const std::size_t nodes = count_numbered(tree.sys + "/devices/system/node", "node");
   if (nodes < 2) return {.name = "NUMA", .found = "one node: every processor is near"};
   const auto processors_near = [&](const Drive& drive) {
     return first_line(tree.sys + "/devices/system/node/node" + node_of(drive) + "/cpulist");

@@ -7,8 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <string_view>
-#include <system_error>
 
 #include "bench/doctor/judgement.h"
 
@@ -29,25 +27,10 @@ std::string driver_version(const SystemTree& tree) {
   return last.empty() ? "" : "of an unknown version";
 }
 
-// Counts /dev/nvidia0, /dev/nvidia1, ...
-std::size_t nodes_named(const std::string& prefix, const SystemTree& tree) {
-  std::size_t nodes = 0;
-  std::error_code error;
-  for (fs::directory_iterator entry(tree.dev, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.size() > prefix.size() && name.starts_with(prefix) &&
-        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
-      ++nodes;
-    }
-  }
-  return nodes;
-}
-
 Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
   Finding finding{.name = "CUDA"};
   const std::string version = driver_version(tree);
-  const std::size_t gpus = nodes_named("nvidia", tree);
+  const std::size_t gpus = count_numbered(tree.dev, "nvidia");
   if (version.empty()) {
     finding.status = Status::missing;
     finding.found = "no NVIDIA driver";
@@ -114,7 +97,7 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes
     finding.status = Status::warning;
     finding.found = fmt::format("the module nvidia-fs is not loaded: {}", compat);
     finding.advice = "install nvidia-fs-dkms, then as root: modprobe nvidia-fs";
-  } else if (nodes_named("nvidia-fs", tree) == 0) {
+  } else if (count_numbered(tree.dev, "nvidia-fs") == 0) {
     finding.status = Status::warning;
     finding.found = fmt::format("/dev/nvidia-fs0 is missing: {}", compat);
     finding.advice = "give the container the devices /dev/nvidia-fs*";

@@ -8,21 +8,16 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <string_view>
+#include <system_error>
 
 #include "bench/run/sizes.h"
 
 namespace tensorferry::bench {
 
 namespace {
-
-std::uint64_t number_in(const std::string& path) {
-  std::uint64_t number = 0;
-  std::istringstream(first_line(path)) >> number;
-  return number;
-}
 
 bool filtered_by_seccomp(const SystemTree& tree) {
   std::ifstream lines(tree.proc + "/self/status");
@@ -86,6 +81,21 @@ std::optional<KnownProblem> problem_of_kind(const Volume& volume) {
 
 }  // namespace
 
+std::size_t count_numbered(const std::string& folder, std::string_view prefix) {
+  namespace fs = std::filesystem;
+  std::size_t count = 0;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.size() > prefix.size() && name.starts_with(prefix) &&
+        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
+      ++count;
+    }
+  }
+  return count;
+}
+
 Finding judge_kernel(const std::string& release) {
   unsigned major = 0;
   unsigned minor = 0;
@@ -130,8 +140,8 @@ Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tr
 }
 
 Finding judge_libaio(const std::optional<Error>& refusal, Concern concern, const SystemTree& tree) {
-  const std::uint64_t most = number_in(tree.proc + "/sys/fs/aio-max-nr");
-  const std::uint64_t used = number_in(tree.proc + "/sys/fs/aio-nr");
+  const std::uint64_t most = first_number(tree.proc + "/sys/fs/aio-max-nr");
+  const std::uint64_t used = first_number(tree.proc + "/sys/fs/aio-nr");
   Finding finding{.name = "libaio",
                   .found = fmt::format("works; {} of {} requests in use", used, most),
                   .concern = concern};

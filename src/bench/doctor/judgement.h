@@ -1,10 +1,12 @@
 // Turns facts into findings, without an area yet. Tries nothing, so tests can feed it anything.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/doctor/doctor.h"
@@ -39,6 +41,9 @@ struct LockTrial {
 // processors.
 [[nodiscard]] std::vector<Finding> judge_drives(const std::string& device_number,
                                                 const SystemTree& tree);
+
+// Counts the entries of a folder whose names are the prefix and a number: node0, node1, ...
+[[nodiscard]] std::size_t count_numbered(const std::string& folder, std::string_view prefix);
 
 struct GpuLibraries {
   bool cuda = false;    // libcuda.so.1 can be loaded

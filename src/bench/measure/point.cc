@@ -19,7 +19,14 @@ namespace {
 // Larger transfers use the same memory several times.
 constexpr std::uint64_t memory_bytes_max = GiB;
 constexpr std::uint64_t warm_up_bytes = 16 * MiB;
-constexpr std::uint64_t data_seed = 1;
+
+const char* overlap_text(const Point& point) {
+  return point.overlap == Overlap::on ? "overlap" : "sequential";
+}
+
+const char* submit_text(const Point& point) {
+  return point.submit == Submit::single ? "single" : "block";
+}
 
 // Returns its last operation.
 Operation move_all(Handle& handle, Direction direction, std::span<std::byte> memory,
@@ -72,16 +79,15 @@ HandleOptions to_options(const Point& point) {
 Json to_json(const Point& point) {
   return {{"block_bytes", point.block_bytes},
           {"queue_depth", point.queue_depth},
-          {"overlap", point.overlap == Overlap::on ? "overlap" : "sequential"},
+          {"overlap", overlap_text(point)},
           {"workers", point.workers},
-          {"submit", point.submit == Submit::single ? "single" : "block"}};
+          {"submit", submit_text(point)}};
 }
 
 std::string log_name(Direction direction, const Point& point) {
-  return fmt::format("{}_{}_{}_t1_p{}_d{}_bs{}.txt", to_string(direction),
-                     point.submit == Submit::single ? "single" : "block",
-                     point.overlap == Overlap::on ? "overlap" : "sequential", point.workers,
-                     point.queue_depth, size_text(point.block_bytes));
+  return fmt::format("{}_{}_{}_t1_p{}_d{}_bs{}.txt", to_string(direction), submit_text(point),
+                     overlap_text(point), point.workers, point.queue_depth,
+                     size_text(point.block_bytes));
 }
 
 PointResult run_point(const Point& point, Direction direction, const std::string& path,

@@ -20,7 +20,6 @@ namespace tensorferry::bench {
 
 namespace {
 
-constexpr std::uint64_t data_seed = 1;
 constexpr std::uint64_t transfer_bytes_min = 16 * MiB;  // fewer would not fill a queue
 constexpr std::uint64_t warm_up_bytes = 4 * MiB;
 constexpr std::uint64_t latency_bytes = 1 * MiB;
@@ -280,10 +279,6 @@ double rough_speed(const std::string& path, const Point& usual) {
   const PointResult read = run_point(usual, Direction::read, path, trial_bytes, 1);
   return 2.0 * static_cast<double>(trial_bytes) / (write.seconds.front() + read.seconds.front());
 }
-
-}  // namespace
-
-namespace {
 
 // Measures the points in as many passes as fit into `seconds`.
 Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t bytes, double seconds,

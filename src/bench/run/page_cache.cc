@@ -9,26 +9,12 @@
 #include <cerrno>
 #include <vector>
 
+#include "bench/run/owned_descriptor.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::bench {
 
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path) noexcept
-      : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const noexcept { return fd_; }
-
- private:
-  int fd_;
-};
 
 Error unknown(const std::string& path) {
   return Error({.operation = "count cached pages of", .path = path, .code = errno});
@@ -37,14 +23,14 @@ Error unknown(const std::string& path) {
 }  // namespace
 
 void drop_from_page_cache(const std::string& path) noexcept {
-  const Descriptor file(path);
+  const OwnedDescriptor file(path, O_RDONLY);
   posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
 std::uint64_t resident_pages(const std::string& path) {
-  const Descriptor file(path);
+  const OwnedDescriptor file(path, O_RDONLY);
   struct stat facts{};
-  if (file.get() < 0 || fstat(file.get(), &facts) != 0) throw unknown(path);
+  if (!file.opened() || fstat(file.get(), &facts) != 0) throw unknown(path);
   const auto bytes = static_cast<std::size_t>(facts.st_size);
   if (bytes == 0) return 0;
   const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));

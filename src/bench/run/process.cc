@@ -76,14 +76,18 @@ int wait_for(pid_t child) {
 
 }  // namespace
 
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 int run_process(const std::vector<std::string>& words, const std::string& output) {
   std::vector<std::string> copies = words;
-  std::vector<char*> pointers;
-  pointers.reserve(copies.size() + 1);
-  for (std::string& word : copies) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
   pid_t child = 0;
-  if (SpawnSettings(output).spawn(child, pointers.data()) != 0) return exit_not_started;
+  if (SpawnSettings(output).spawn(child, pointers_to(copies).data()) != 0) return exit_not_started;
   const int status = wait_for(child);
   check_interrupt();
   return WIFEXITED(status) ? WEXITSTATUS(status) : exit_by_signal + WTERMSIG(status);

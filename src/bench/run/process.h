@@ -16,6 +16,9 @@ namespace tensorferry::bench {
 // parent ends. Does nothing in any other process.
 void end_with_parent();
 
+// The words as execvp() takes them, with a null pointer at the end. They point into `words`.
+[[nodiscard]] std::vector<char*> pointers_to(std::vector<std::string>& words);
+
 // The words as a line for a shell.
 [[nodiscard]] std::string shell_line(const std::vector<std::string>& words);
 

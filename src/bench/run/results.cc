@@ -14,6 +14,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "bench/run/owned_descriptor.h"
 #include "tensorferry/error.h"
 #include "tensorferry/version.h"
 
@@ -63,24 +64,19 @@ bool replaceable(const std::string& path) {
 class Output {
  public:
   Output(const std::string& path, int flags, mode_t mode)
-      : fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, mode)) {}
-  ~Output() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
+      : file_(path, O_WRONLY | O_CREAT | flags, mode) {}
 
-  [[nodiscard]] bool opened() const noexcept { return fd_ >= 0; }
+  [[nodiscard]] bool opened() const noexcept { return file_.opened(); }
 
   // Gives the new file the owner and mode of the old one.
   void take_rights_of(const struct stat& before) const {
-    if (fchown(fd_, before.st_uid, before.st_gid) != 0) errno = 0;  // only root may do so
-    fchmod(fd_, before.st_mode & 07777U);
+    if (fchown(file_.get(), before.st_uid, before.st_gid) != 0) errno = 0;  // only root may do so
+    fchmod(file_.get(), before.st_mode & 07777U);
   }
 
   [[nodiscard]] bool write_all(std::string_view text) const {
     while (!text.empty()) {
-      const ssize_t wrote = write(fd_, text.data(), text.size());
+      const ssize_t wrote = write(file_.get(), text.data(), text.size());
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote <= 0) return false;
       text.remove_prefix(static_cast<std::size_t>(wrote));
@@ -89,7 +85,7 @@ class Output {
   }
 
  private:
-  int fd_;
+  OwnedDescriptor file_;
 };
 
 void replace_text(const std::string& path, const std::string& text) {

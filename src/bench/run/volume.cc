@@ -62,6 +62,12 @@ std::string first_line(const std::string& path) {
   return line.substr(begin, line.find_last_not_of(" \t") - begin + 1);
 }
 
+std::uint64_t first_number(const std::string& path) {
+  std::uint64_t number = 0;
+  std::istringstream(first_line(path)) >> number;
+  return number;
+}
+
 std::string device_fact(const Device& device, const std::string& file) {
   if (device.number.empty()) return {};
   return first_line("/sys/dev/block/" + device.number + "/" + file);

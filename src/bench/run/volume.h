@@ -29,6 +29,9 @@ struct Volume {
 // The first line of a file in /proc or /sys, without blanks around it; empty if there is none.
 [[nodiscard]] std::string first_line(const std::string& path);
 
+// The number at the beginning of that line; 0 if there is none.
+[[nodiscard]] std::uint64_t first_number(const std::string& path);
+
 // The first line of a file in the device's folder in sysfs: device_fact(device, "queue/scheduler").
 [[nodiscard]] std::string device_fact(const Device& device, const std::string& file);
 

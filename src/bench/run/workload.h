@@ -59,6 +59,9 @@ class FilledMemory {
   std::span<std::byte> bytes_;
 };
 
+// For data that need not differ from run to run.
+inline constexpr std::uint64_t data_seed = 1;
+
 // Every engine, in the order in which `auto` tries them.
 inline constexpr std::array all_engines{EngineKind::io_uring, EngineKind::libaio,
                                         EngineKind::threads};

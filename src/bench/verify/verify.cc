@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "bench/run/interrupt.h"
+#include "bench/run/owned_descriptor.h"
 #include "bench/run/page_cache.h"
 #include "bench/run/scratch.h"
 #include "bench/run/workload.h"
@@ -299,12 +300,10 @@ class Verification {
   void keep() {
     const std::string kept =
         fmt::format("{}-generation-{}.stamped", scratch_.path(), result_.generations);
-    const int fd = open(options_.directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool done = fd >= 0 && rename(file_.path().c_str(), kept.c_str()) == 0 && fsync(fd) == 0;
-    const int code = errno;
-    if (fd >= 0) close(fd);
-    if (!done) {
-      throw Error({.operation = "keep", .path = kept, .code = code});
+    const OwnedDescriptor folder(options_.directory, O_RDONLY | O_DIRECTORY);
+    if (!folder.opened() || rename(file_.path().c_str(), kept.c_str()) != 0 ||
+        fsync(folder.get()) != 0) {
+      throw Error({.operation = "keep", .path = kept, .code = errno});
     }
     result_.kept = kept;
   }
