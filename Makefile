@@ -46,8 +46,8 @@ ASAN_TESTS ?= all
 TSAN_TESTS ?= engines_test memory_test handle_test swap_test stress_test
 FUZZERS = $(patsubst tests/fuzz/%_fuzzer.cc,%,$(wildcard tests/fuzz/*_fuzzer.cc))
 # What clang-tidy looks at: the sources, and the tests, for which tests/.clang-tidy has a word.
-TIDY_SOURCES ?= /(src/[a-z]+|python/src)/\w+(?<!_test)\.cc$$
-TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src/[a-z]+/\w+_test\.cc$$
+TIDY_SOURCES ?= /(src(/[a-z]+)+|python/src)/\w+(?<!_test)\.cc$$
+TIDY_TESTS ?= /tests/[a-z_]+/\w+\.cc$$|/src(/[a-z]+)+/\w+_test\.cc$$
 tidy_files = run-clang-tidy-19 -p build/tidy -j $(JOBS) -quiet -warnings-as-errors='*' $(1) 2>&1 \
 	| grep --line-buffered -vE '^([0-9]+ warnings? (generated|treated as errors)\.?)?$$'
 
@@ -104,23 +104,23 @@ bench: ## Measure this machine and write a report (ARGS=... goes to tensorferry 
 compare: ## Measure against fio, DeepSpeed, others and the targets (QUICK=1, AGAINST=results.json, ARGS=...)
 	@$(SETUP) packages build test
 	@$(build_all)
-	@$(PY) benchmarks/compare.py $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+	@$(PY) -m benchmarks.compare $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 python-figures: ## What the Python package adds: import, calls, Ctrl-C, a million reads
 	@$(SETUP) packages build test
 	@$(SETUP) venv test
 	@$(build_all)
-	@$(PY) benchmarks/python_figures.py $(ARGS)
+	@$(PY) -m benchmarks.figures.python_figures $(ARGS)
 
 command-figures: ## What the command itself costs, and tune against the full grid (8 minutes)
 	@$(SETUP) packages build test
 	@$(build_all)
-	@$(PY) benchmarks/command_figures.py $(ARGS)
+	@$(PY) -m benchmarks.figures.command_figures $(ARGS)
 
 counts: ## Instructions of the calls that are made most, against their budget
 	@$(SETUP) packages build test
 	@$(call build,release,,-t hot_paths)
-	@$(PYTHON) benchmarks/hot_paths.py $(ARGS)
+	@$(PYTHON) -m benchmarks.figures.hot_paths $(ARGS)
 
 format: ## Format all C++ and Python files in place
 	@$(SETUP) packages build check

@@ -2,8 +2,8 @@
 """Measures tensorferry against fio, DeepSpeed and others, and its targets: `make compare`.
 
 Each row is a ratio of two jobs that run one right after the other; docs/performance.md has the
-method. What cannot be set up here is listed with the reason. With --against an earlier result, the
-exit status is 3 if a ratio has fallen by more than the noise.
+method. It lists what it cannot set up here, with the reason. With --against an earlier result, the
+exit status is 3 if a ratio fell by more than the noise.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import machine
-import page
-import results
-from copy_rows import copy_rows
-from curves import Curve, curves, million
-from drive_rows import drive_rows
-from jobs import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
-from offload_rows import offload_rows
-from pairs import PAIRS
-from peer_rows import import_rows, peer_rows
-from peers import PeerMissing, Peers
-from progress import Progress
-from rows import NO_TIME, OURS, Row
-from torch_rows import torch_rows
+from benchmarks.jobs import machine
+from benchmarks.jobs.job import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
+from benchmarks.jobs.peers import PeerMissing, Peers
+from benchmarks.jobs.progress import Progress
+from benchmarks.report import page, results
+from benchmarks.rows.bench import IN_FLIGHT_BYTES_MAX, Bench
+from benchmarks.rows.copy_rows import copy_rows
+from benchmarks.rows.curves import Curve, curves, million
+from benchmarks.rows.drive_rows import drive_rows
+from benchmarks.rows.offload_rows import offload_rows
+from benchmarks.rows.pairs import PAIRS
+from benchmarks.rows.peer_rows import import_rows, peer_rows
+from benchmarks.rows.row import NO_TIME, OURS, Row
+from benchmarks.rows.torch_rows import torch_rows
 
-from bench import IN_FLIGHT_BYTES_MAX, Bench
-
-# More than this used by others disturbs a pair.
+# Other processes that use more than this disturb a pair.
 BYSTANDER_CORES_MAX = 0.5
-# Of a row without a target; rounds of a curve.
+# Pairs of a row without a target; rounds of a curve.
 PAIRS_WITHOUT_TARGET, ROUNDS = 10, 5
-# For a first look, and when its last pair begins: what follows takes a few seconds.
+# Of --quick: pairs per row, and when the last pair begins. The rest takes a few seconds.
 QUICK_PAIRS, QUICK_SECONDS = 3, 260
 SCRATCH_BYTES, SCRATCH_BYTES_QUICK = 40 * 10**9, 10 * 10**9
 SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
@@ -51,8 +49,8 @@ SLOW_TO_SET_UP = ("DeepSpeed", "tensornvme")  # they are compiled
 def stored_calibration(
     options: argparse.Namespace, before: dict[str, Any] | None, facts: dict[str, str]
 ) -> dict[str, tuple[FioPoint, float]]:
-    """fio's settings of an earlier run on this machine, so that both are against the same, and how
-    fast it was with them."""
+    """fio's settings of an earlier run on this machine, and its speed with them: so both runs
+    compare with the same fio."""
     source = earlier_run(options.calibration) if options.calibration else before
     if not source or not results.same_machine(source["machine"], facts):
         return {}
@@ -69,7 +67,7 @@ def earlier_run(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"{path}: a compare.json of an earlier run is wanted: {error}") from None
+        raise SystemExit(f"{path}: not the compare.json of an earlier run: {error}") from None
 
 
 def arguments() -> argparse.Namespace:
@@ -86,27 +84,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=int, help="pairs per row (20, or 10 without a target; 3 with --quick)"
     )
-    parser.add_argument("--rows", default="", help="only rows whose name matches this expression")
-    parser.add_argument("--list", action="store_true", help="list the rows and end")
+    parser.add_argument(
+        "--rows", default="", help="only rows whose name matches this regular expression"
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
         "--directory",
         type=Path,
         default=ROOT / "build",
-        help="where the scratch files go: the drive that is measured",
+        help="for the scratch files, on the drive to measure",
     )
-    parser.add_argument("--output", type=Path, default=REPORTS)
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="ferry_job")
+    parser.add_argument("--output", type=Path, default=REPORTS, help="where to write the report")
+    parser.add_argument("--program", type=Path, default=PROGRAM, help="the ferry_job to run")
     parser.add_argument(
-        "--against", type=Path, help="an earlier compare.json: says which ratios have fallen"
+        "--against", type=Path, help="an earlier compare.json: says which ratios fell since"
     )
     parser.add_argument(
-        "--calibration", type=Path, help="a compare.json whose settings of fio are taken over"
+        "--calibration", type=Path, help="a compare.json to take fio's settings from"
     )
     return parser.parse_args()
 
 
 def take_pair(row: Row, ours_first: bool) -> float:
-    """Adds a pair; returns how many cores others used meanwhile."""
+    """Adds a pair and returns how many cores other processes used meanwhile."""
     bystanders = machine.Bystanders()
     row.take(ours_first)
     return bystanders.cores()
@@ -121,20 +121,20 @@ def with_peers(rows: list[Row], peers: Peers) -> list[Row]:
                 peers.python(row.peer)
             ready.append(row)
         except PeerMissing:
-            pass  # peers.missing says why
+            pass  # peers.missing has the reason
     return ready
 
 
 def rehearse(rows: list[Row], failed: dict[str, str], progress: Progress) -> list[Row]:
-    """Calibrates fio where a row needs it, and shows early that the jobs work. Returns the rows
-    that can be measured here."""
+    """Calibrates fio if a row needs it, and runs the other side's job of each row once. Returns the
+    rows whose jobs work here."""
     ready = []
     for index, row in enumerate(rows, 1):
         progress.step(f"rehearsal {index} of {len(rows)}: {row.name}")
         try:
             row.other()
             ready.append(row)
-        except (JobFailed, PeerMissing) as error:  # ours may need a peer's environment, too
+        except (JobFailed, PeerMissing) as error:  # our jobs may need a peer's environment too
             failed[row.name] = str(error)
     return ready
 
@@ -146,9 +146,9 @@ def measure(
     progress: Progress,
     seconds_max: float = math.inf,
 ) -> None:
-    """A pair that others disturbed is taken again (a reason that knows no outcome), but not more
-    than a quarter of all: some machines are never quiet. A row whose job fails is left out from
-    then on, with the pairs that it has. No pair begins when the run is `seconds_max` old."""
+    """Takes a disturbed pair again, whatever it measured, but at most a quarter of all pairs: some
+    machines are never quiet. A row whose job fails keeps its pairs and gets no more. No pair begins
+    after `seconds_max`."""
     retakes_left = sum(wanted.values()) // 4
     pairs = max(wanted.values(), default=0)
     for number in range(pairs):
@@ -175,7 +175,7 @@ def measure(
 
 
 def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Row]:
-    """Those that are asked for; quick, without what takes minutes to set up."""
+    """The rows to measure; with --quick without those that take minutes to set up."""
     rows = drive_rows(bench)
     rows += peer_rows(bench, peers)
     rows += import_rows(peers)
@@ -199,8 +199,8 @@ def draw(
     failed: dict[str, str],
     progress: Progress,
 ) -> list[Row]:
-    """Measures what is drawn, before the processes of the peers are there and take their memory.
-    Returns the rows of a million operations, with their pairs."""
+    """Measures the curves before the processes of the peers start and take memory. Returns the rows
+    of a million operations, with their pairs."""
     if options.rows:
         return []
     for curve in [] if options.quick else curves(bench):
@@ -221,7 +221,7 @@ def draw(
 
 
 def facts_of(folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """The machine, what was asked of it, and the versions of what is not a peer."""
+    """The machine, the command, and the versions of tensorferry and fio."""
     head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     return machine.facts(folder) | {
         "command": " ".join(["compare.py", *sys.argv[1:]]) + (" (quick)" if options.quick else ""),
@@ -234,7 +234,7 @@ def first_line(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        return "not there"
+        return "not installed"
     return done.stdout.partition("\n")[0]
 
 
@@ -243,31 +243,31 @@ def check_room(options: argparse.Namespace) -> None:
     free = shutil.disk_usage(options.directory).free
     if free < needed:
         raise SystemExit(
-            f"{options.directory} has {free / 1e9:.0f} GB free and {needed / 1e9:.0f} GB are "
-            "needed: free some, or name another with --directory"
+            f"{options.directory} has {free / 1e9:.0f} GB free and compare needs "
+            f"{needed / 1e9:.0f} GB: free some space, or choose another directory with --directory"
         )
 
 
 def check_fio() -> None:
     if shutil.which("fio") is None:
         raise SystemExit(
-            "fio is not there, and it is what all is measured against: apt-get install fio"
+            "fio is not installed, and compare measures against it: apt-get install fio"
         )
     if not machine.may_lock(IN_FLIGHT_BYTES_MAX):
         print(
-            "fio's buffers are not fixed where they would need more memory than this user may "
-            "lock: raise the limit (ulimit -l unlimited) to see all that it can do"
+            "this user may not lock enough memory for all of fio's fixed buffers, so fio is slower "
+            "with some settings: raise the limit with ulimit -l unlimited"
         )
 
 
 def main() -> int:
     options = arguments()
     before = earlier_run(options.against) if options.against else None
-    # The library's own settings are measured, not what somebody has tuned or traces.
+    # Measures the library's defaults: no profiles, no trace.
     for name in [name for name in os.environ if name.startswith("TENSORFERRY_")]:
         del os.environ[name]
     os.environ["TENSORFERRY_PROFILES"] = ""
-    # A killed run reports what it has and removes its scratch files, too.
+    # A killed run also reports its pairs and removes its scratch files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     interrupted = False
     progress = Progress()
@@ -284,7 +284,7 @@ def main() -> int:
             return 0 if rows else 2
         check_room(options)
         check_fio()
-        of_peers = {row.name for row in rows if row.peer}  # the peer may fail: it is said
+        of_peers = {row.name for row in rows if row.peer}  # if the peer fails, the run says so
         facts = facts_of(Path(folder), options)
         try:
             bench.stored = stored_calibration(options, before, facts)
@@ -298,7 +298,7 @@ def main() -> int:
             else:
                 rows = rehearse(rows, failed, progress)
             measure(rows, pairs_wanted(rows, options), failed, progress, seconds_max)
-        except JobFailed as error:  # before there is anything to report
+        except JobFailed as error:  # before the first pair
             progress.end()
             print(f"a job failed: {error}", file=sys.stderr)
             return 1

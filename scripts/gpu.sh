@@ -2,7 +2,7 @@
 # Runs the tests or the figures of GPUs on a machine that has one, without a network and with that
 # machine's torch, from what `make gpu-wheels` has laid into build/carry:
 #   scripts/gpu.sh tests [options of pytest]
-#   scripts/gpu.sh figures [options of benchmarks/gpu_figures.py]
+#   scripts/gpu.sh figures [options of benchmarks/figures/gpu_figures.py]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +18,8 @@ fi
 rm -rf "$site"
 "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --target "$site" \
   build/carry/*.whl
-export PYTHONPATH=$site:$PWD/benchmarks PATH=$site/bin:$PATH TENSORFERRY_PROFILES=
+export PYTHONPATH=$site PATH=$site/bin:$PATH TENSORFERRY_PROFILES=
 if [ "$task" = tests ]; then
   exec "$python" -m pytest -ra --basetemp=build/gpu-tmp "$@" tests/gpu
 fi
-exec "$python" benchmarks/gpu_figures.py "$@"
+exec "$python" -m benchmarks.figures.gpu_figures "$@"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "bench/sizes.h"
+#include "bench/run/sizes.h"
 
 namespace tensorferry::cli {
 
@@ -11,12 +11,12 @@ namespace {
 
 std::uint64_t size_or_complaint(const std::string& text) {
   const auto bytes = bench::parse_size(text);
-  if (!bytes) throw CLI::ValidationError(text + " is not a size: write 4K, 2M or 1G");
+  if (!bytes) throw CLI::ValidationError(text + " is not a size; write 4K, 2M or 1G");
   if (*bytes == 0) throw CLI::ValidationError("the size must not be 0");
   return *bytes;
 }
 
-// How many letters must be changed, added, taken away or swapped with their neighbour.
+// How many letters to change, add, remove or swap with their neighbour.
 std::size_t distance(const std::string& one, const std::string& other) {
   std::vector<std::vector<std::size_t>> rows(one.size() + 1,
                                              std::vector<std::size_t>(other.size() + 1));
@@ -64,7 +64,7 @@ std::string nearest(const std::string& unknown, const std::vector<std::string>& 
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(unknown.size() / 2, 2);
   for (const std::string& name : known) {
-    // A beginning of a name is near however much is missing.
+    // The beginning of a name counts as near, however short it is.
     const bool beginning = unknown.size() > 3 && name.starts_with(unknown);
     const std::size_t away = beginning ? 1 : distance(unknown, name);
     if (away >= best_distance) continue;
@@ -112,7 +112,7 @@ CLI::Option* add_sizes(CLI::App& app, const std::string& name, std::vector<std::
 CLI::Option* add_count(CLI::App& app, const std::string& name, unsigned& value, unsigned min,
                        unsigned max, const std::string& description) {
   CLI::Validator range = CLI::Range(min, max);
-  range.description("");  // the help has no room for it, the complaint has
+  range.description("");  // not in the help, only in the error message
   return app.add_option(name, value, description)
       ->check(range)
       ->type_name("N")
@@ -128,11 +128,11 @@ CLI::Option* add_engine(CLI::App& app, EngineKind& engine) {
               engine = parse_engine_kind(text);
             } catch (const std::exception&) {
               throw CLI::ValidationError("--engine", text +
-                                                         " is not an engine: choose auto, "
+                                                         " is not an engine; choose auto, "
                                                          "io_uring, libaio, threads or gds");
             }
           },
-          "how bytes move: auto, io_uring, libaio, threads, or gds for GPUs")
+          "auto, io_uring, libaio, threads, or gds for GPUs")
       ->type_name("NAME")
       ->default_str(std::string(to_string(engine)));
 }

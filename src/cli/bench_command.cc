@@ -1,4 +1,4 @@
-// `tensorferry bench`: the latency and the bandwidth of a drive, under the labels of seed 001.
+// `tensorferry bench`: the latency and the bandwidth of a drive.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <memory>
 
-#include "bench/interrupt.h"
-#include "bench/latency.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/statistics.h"
+#include "bench/measure/latency.h"
+#include "bench/measure/statistics.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -24,7 +24,7 @@ using bench::Direction;
 using bench::MiB;
 using bench::Series;
 
-constexpr const char* usual_place = "/mnt/nvme";
+constexpr const char* usual_directory = "/mnt/nvme";
 
 struct Options {
   std::string directory;
@@ -38,25 +38,25 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(Only files that it made itself are touched, in a directory of their own, which is removed.
+    R"(It touches only its own files, in a new directory that it removes at the end.
 
 Examples:
-  tensorferry bench                                     where /mnt/nvme is, else here
+  tensorferry bench                                     in /mnt/nvme if it exists, else here
   tensorferry bench --nvme-path /mnt/my-nvme --sizes 2M 8M 32M 256M --iterations 100 --threads 8
   tensorferry bench --pageable --json pageable.json     tensors that are not page-locked
 )";
 
-// Where to measure when nobody said: the usual place, else here. Says which.
+// The directory to measure: as given, else /mnt/nvme, else the working directory. Prints a default.
 std::string choose_directory(const std::string& wanted) {
   if (!wanted.empty()) return wanted;
-  if (std::filesystem::is_directory(usual_place) && access(usual_place, W_OK) == 0) {
-    fmt::print("Measuring {} (choose another place with --nvme-path)\n", usual_place);
-    return usual_place;
+  if (std::filesystem::is_directory(usual_directory) && access(usual_directory, W_OK) == 0) {
+    fmt::print("Measuring {} (choose another directory with --nvme-path)\n", usual_directory);
+    return usual_directory;
   }
   fmt::print(
-      "Measuring the working directory, because there is no {} to write to (choose another "
-      "place with --nvme-path)\n",
-      usual_place);
+      "Measuring the working directory, because {} is missing or not writable (choose another "
+      "directory with --nvme-path)\n",
+      usual_directory);
   return ".";
 }
 
@@ -68,7 +68,7 @@ std::string percentiles(const bench::Summary& summary, int digits) {
 }
 
 std::string interval(const std::optional<bench::Interval>& ci95, int digits) {
-  if (!ci95) return "not to be had from one sample";
+  if (!ci95) return "needs two samples or more";
   return fmt::format("({:.{}f}, {:.{}f})", ci95->low, digits, ci95->high, digits);
 }
 
@@ -154,8 +154,8 @@ int run(const Options& options) {
   }
   bench::catch_interrupts();
   const bench::Scratch scratch(directory, needed);
-  const bench::Place place = bench::place_of(scratch.path());
-  bench::Json results = bench::begin_results("bench", own_arguments(), std::span(&place, 1));
+  const bench::Volume volume = bench::volume_of(scratch.path());
+  bench::Json results = bench::begin_results("bench", own_arguments(), std::span(&volume, 1));
   results["settings"] = settings_of(options, std::filesystem::absolute(directory).string());
   results["series"] = bench::Json::array();
   if (!options.json.empty()) bench::check_writable(options.json);
@@ -170,9 +170,11 @@ int run(const Options& options) {
       fmt::print("\n{} tensors of {}, {}\n", latency.iterations, bench::size_text(size),
                  to_string(latency.memory));
       std::fflush(stdout);
-      bench::LatencyFile file(latency, size, scratch.file("tensors"), place);
+      bench::LatencyFile file(latency, size, scratch.file("tensors"), volume);
       if (latency.memory == bench::MemoryKind::pinned && !file.lock_problem().empty()) {
-        fmt::print("Note: the memory could not be page-locked: {}\n", file.lock_problem());
+        fmt::print(
+            "Note: the memory could not be page-locked, so reads and writes may be slower: {}\n",
+            file.lock_problem());
       }
       for (const Direction direction : {Direction::write, Direction::read}) {
         all.push_back(measure(file, direction, size, latency.iterations));
@@ -182,18 +184,17 @@ int run(const Options& options) {
     }
     complete = true;
   } catch (const bench::Interrupted&) {
-    fmt::print(stderr, "tensorferry bench: interrupted; {} of {} series were finished\n",
-               all.size(), 2 * latency.sizes.size());
+    fmt::print(stderr, "tensorferry bench: interrupted after {} of {} series\n", all.size(),
+               2 * latency.sizes.size());
   } catch (...) {
-    if (!all.empty()) save();  // what is finished is kept
+    if (!all.empty()) save();  // keep the finished series
     throw;
   }
   results["complete"] = complete;
   if (!all.empty()) print_summary(all);
   if (!options.json.empty() && !all.empty()) {
     save();
-    fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", options.json,
-               options.json);
+    fmt::print("\n{}", results_line(options.json));
   }
   return complete ? exit_ok : exit_failed;
 }
@@ -207,12 +208,12 @@ Command add_bench(CLI::App& program) {
   app->footer(footer);
   bench::LatencyOptions& latency = options->latency;
   app->add_option("--nvme-path", options->directory,
-                  "a directory on the drive; by default /mnt/nvme, else the working directory")
+                  "a directory on the drive; by default /mnt/nvme if it exists, else here")
       ->type_name("DIR");
   add_sizes(*app, "--sizes", latency.sizes, "sizes of the tensors");
   add_count(*app, "--iterations", latency.iterations, 1, 10'000'000,
             "tensors per size and direction");
-  add_count(*app, "--threads", latency.handle.workers, 1, 256, "threads that move bytes");
+  add_count(*app, "--threads", latency.handle.workers, 1, 256, "threads that transfer");
   add_count(*app, "--queue-depth", latency.handle.queue_depth, 1, 4096,
             "requests in flight per thread");
   add_size(*app, "--block-size", latency.handle.block_bytes, "bytes per request");
@@ -226,13 +227,13 @@ Command add_bench(CLI::App& program) {
       ->excludes("--pinned");
   app->add_flag_callback(
          "--gpu", [&latency] { latency.memory = bench::MemoryKind::gpu; },
-         "tensors of the first GPU; by GPUDirect Storage with --engine gds")
+         "tensors of the first GPU; with --engine gds by GPUDirect Storage")
       ->excludes("--pinned")
       ->excludes("--pageable");
-  app->add_option("--seed", latency.seed, "for the data in the tensors")
+  app->add_option("--seed", latency.seed, "of the random data in the tensors")
       ->type_name("N")
       ->capture_default_str();
-  app->add_option("--json", options->json, "write the results, samples included")
+  app->add_option("--json", options->json, "write the results, with every sample")
       ->type_name("FILE");
   return {app, [options] { return run(*options); }};
 }

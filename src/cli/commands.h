@@ -1,4 +1,4 @@
-// One function per command: it adds the command's arguments to the program's.
+// One function per command, which adds the command and its arguments to the program.
 #pragma once
 
 #include "cli/arguments.h"
@@ -13,5 +13,8 @@ namespace tensorferry::cli {
 [[nodiscard]] Command add_verify(CLI::App& program);
 [[nodiscard]] Command add_report(CLI::App& program);
 [[nodiscard]] Command add_completion(CLI::App& program);
+
+// What a command prints about the results file that it wrote.
+[[nodiscard]] std::string results_line(const std::string& path);
 
 }  // namespace tensorferry::cli

@@ -1,4 +1,4 @@
-// `tensorferry completion SHELL`: a script for the shell, made from the commands as they are.
+// `tensorferry completion SHELL`: a script for the shell, generated from the commands.
 #include <fmt/format.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// `tensorferry doctor`: what works here, what does not, and what to do about it.
+// `tensorferry doctor`: prints what works here, what does not, and what to do about it.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 #include <iterator>
 #include <memory>
 
-#include "bench/doctor.h"
-#include "bench/interrupt.h"
+#include "bench/doctor/doctor.h"
+#include "bench/run/interrupt.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {
@@ -24,7 +24,7 @@ struct Options {
   bool json = false;
 };
 
-constexpr const char* footer = R"(Nothing is changed; the advice says what you could change.
+constexpr const char* footer = R"(It changes nothing; its advice says what you can change.
 Exit status: 0 tensors can move at full speed, 1 something needs attention.
 
 Examples:
@@ -114,11 +114,11 @@ int run(const Options& options) {
   std::vector<Finding> findings = bench::check_machine();
   for (const std::string& directory : options.directories) {
     bench::check_interrupt();
-    std::ranges::move(bench::check_place(directory), std::back_inserter(findings));
+    std::ranges::move(bench::check_directory(directory), std::back_inserter(findings));
   }
   std::ranges::move(bench::check_gpu(options.directories), std::back_inserter(findings));
   if (options.json) {
-    // Names of directories may be any bytes; JSON may not.
+    // The name of a directory may hold bytes that JSON may not.
     fmt::print("{}\n",
                bench::to_json(findings).dump(2, ' ', false, bench::Json::error_handler_t::replace));
   } else {
@@ -134,10 +134,10 @@ int run(const Options& options) {
 Command add_doctor(CLI::App& program) {
   auto options = std::make_shared<Options>();
   CLI::App* app = program.add_subcommand(
-      "doctor", "Say what keeps tensors from moving at full speed here, and what to do about it");
+      "doctor", "Find what keeps tensors from moving at full speed here, and what to do about it");
   app->footer(footer);
   app->add_option("directories", options->directories,
-                  "where the files will be; by default the working directory")
+                  "directories on the drives to check; by default the working directory")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print the findings as JSON");
   return {app, [options] { return run(*options); }};

@@ -1,4 +1,4 @@
-// The command `tensorferry`. It only reads arguments and prints; what it measures is in bench/.
+// The command `tensorferry`. It parses arguments and prints; bench/ measures.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/interrupt.h"
+#include "bench/run/interrupt.h"
 #include "cli/commands.h"
 #include "tensorferry/error.h"
 #include "tensorferry/version.h"
@@ -18,16 +18,16 @@ namespace tensorferry::cli {
 
 namespace {
 
-constexpr const char* footer = R"(Flags may be written with - or _. Sizes take K, M and G (binary).
+constexpr const char* footer = R"(Write flags with - or _. Sizes take K, M and G (binary).
 Exit status: 0 done, 1 failed, 2 wrong usage.
 
 Examples:
-  tensorferry doctor /mnt/nvme                 is this drive set up right?
-  tensorferry bench --nvme-path /mnt/nvme      how fast is it, as a tensor program sees it?
-  tensorferry tune /mnt/nvme                   which settings suit it best?
+  tensorferry doctor /mnt/nvme                 is this drive set up well?
+  tensorferry bench --nvme-path /mnt/nvme      how fast is it for tensors?
+  tensorferry tune /mnt/nvme                   which settings are best for it?
   tensorferry bench --json results.json && tensorferry report results.json -o report.html
 
-`tensorferry COMMAND --help` says more about each.
+`tensorferry COMMAND --help` explains a command.
 )";
 
 std::vector<std::string> commands_of(const CLI::App& program) {
@@ -50,15 +50,15 @@ std::string unknown(const char* kind, const std::string& word,
                      meant.empty() ? "" : "; did you mean " + meant + "?");
 }
 
-// A command or a flag that does not exist, and what was probably meant; empty if all exist. Looked
-// for first, because a flag that is not known makes the words after it look wrong too.
+// The message about an unknown command or flag, with a suggestion; empty if all are known. Runs
+// before the parser, which would blame the words after an unknown flag.
 std::string find_unknown(const CLI::App& program, const std::vector<std::string>& words) {
   const CLI::App* app = &program;
   for (const std::string& word : words) {
     if (word == "--") break;
-    // An unset variable of a shell, more likely than a wish.
+    // Most likely an unset variable of a shell.
     if (word.empty() || (word.starts_with("--") && word.ends_with("="))) {
-      return "an argument is empty";
+      return "an argument is empty; is a shell variable unset?";
     }
     if (word.starts_with("--")) {
       const std::string name = word.substr(0, word.find('='));
@@ -70,11 +70,11 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
     }
   }
   return app == &program && words.empty()
-             ? "say what to do: bench, sweep, tune, doctor, verify or report"
+             ? "give a command: bench, sweep, tune, doctor, verify or report"
              : "";
 }
 
-// A flag that is given twice counts as given last, as people expect who repeat a line with changes.
+// The last one of a repeated flag counts, as people expect who append to an earlier line.
 void let_the_last_one_count(CLI::App& program) {
   for (CLI::App* command : program.get_subcommands({})) {
     for (CLI::Option* option : command->get_options()) {
@@ -88,13 +88,13 @@ void let_the_last_one_count(CLI::App& program) {
 int complain(const std::vector<std::string>& words, const std::string& message) {
   const bool in_command = !words.empty() && !words.front().starts_with("-");
   const std::string name = in_command ? "tensorferry " + words.front() : "tensorferry";
-  fmt::print(stderr, "{}: {}\n`{} --help` lists what there is.\n", name, message,
+  fmt::print(stderr, "{}: {}\n`{} --help` lists the possibilities.\n", name, message,
              message.starts_with("unknown command") ? "tensorferry" : name);
   return exit_usage;
 }
 
 int run(const std::vector<std::string>& arguments) {
-  CLI::App program("tensorferry measures, tunes and checks drives as a tensor program sees them.",
+  CLI::App program("Measures, tunes and checks drives for programs that move tensors.",
                    "tensorferry");
   program.footer(footer);
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
@@ -108,7 +108,7 @@ int run(const std::vector<std::string>& arguments) {
     return complain(words, problem);
   }
   try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());  // as CLI11 wants them
+    std::vector<std::string> reversed(words.rbegin(), words.rend());  // CLI11 parses from the back
     program.parse(reversed);
   } catch (const CLI::Success& asked) {
     return program.exit(asked);  // --help and --version
@@ -126,20 +126,20 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argument_count, char** arguments) {
   using tensorferry::cli::exit_failed;
-  // It writes the files and starts the programs that its arguments and the PATH name.
+  // Its arguments and the PATH name files that it writes and programs that it starts.
   if (getuid() != geteuid() || getgid() != getegid()) {
     std::fputs(
-        "tensorferry: it is setuid or setgid, which would lend its owner's rights to everybody; "
-        "remove that with chmod ug-s\n",
+        "tensorferry: the program is setuid or setgid and would give its owner's rights to "
+        "everybody; remove that with chmod ug-s\n",
         stderr);
     return exit_failed;
   }
-  // A reader that goes away must not keep us from removing our files.
+  // If the reader of our output ends, we still remove our files.
   signal(SIGPIPE, SIG_IGN);
   try {
     const int status = tensorferry::cli::run({arguments + 1, arguments + argument_count});
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-    std::fputs("tensorferry: not all could be written to the output\n", stderr);
+    std::fputs("tensorferry: could not write all of the output\n", stderr);
   } catch (const tensorferry::bench::Interrupted&) {
     std::fputs("tensorferry: interrupted\n", stderr);
   } catch (const std::exception& error) {

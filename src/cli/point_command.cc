@@ -1,14 +1,14 @@
-// `tensorferry point`: one point of a sweep, in a process of its own. What it prints is the log.
+// `tensorferry point`: one point of a sweep, in its own process. Its output is the log.
 #include <fmt/format.h>
 
 #include <memory>
 #include <numeric>
 
-#include "bench/interrupt.h"
-#include "bench/point.h"
-#include "bench/process.h"
-#include "bench/results.h"
-#include "bench/sizes.h"
+#include "bench/measure/point.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/process.h"
+#include "bench/run/results.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {
@@ -27,9 +27,8 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(`tensorferry sweep` runs this once for each of its points; its command lines can be
-repeated by hand with a file of your own. GB in the lines of speed is 1024^3 bytes, as in
-DeepSpeed's logs.
+    R"(`tensorferry sweep` runs this once for each of its points. You can repeat its command lines
+with your own file. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
 
 Example:
   tensorferry point --read_file /mnt/nvme/data --io_size 1G --block_size 512K --queue_depth 32 \
@@ -63,7 +62,7 @@ int run(const Options& options) {
   print_configuration(options, direction, path);
   std::fflush(stdout);
   bench::catch_interrupts();
-  bench::end_with_parent();  // which is the sweep
+  bench::end_with_parent();  // the sweep
   const bench::PointResult result =
       bench::run_point(options.point, direction, path, options.io_bytes, options.loops);
   fmt::print("  engine = {} ({}), {}\n", result.engine, result.engine_reason,
@@ -93,7 +92,7 @@ Command add_point(CLI::App& program) {
   app->add_option("--read-file", options->read_file,
                   "the file to read, of at least --io-size bytes")
       ->type_name("FILE");
-  app->add_option("--write-file", options->write_file, "the file to write over, or to make")
+  app->add_option("--write-file", options->write_file, "the file to overwrite or create")
       ->type_name("FILE")
       ->excludes("--read-file");
   app->final_callback([options] {
@@ -102,7 +101,7 @@ Command add_point(CLI::App& program) {
     }
   });
   add_size(*app, "--io-size", options->io_bytes, "bytes to move");
-  add_count(*app, "--loops", options->loops, 1, 1'000'000, "how often");
+  add_count(*app, "--loops", options->loops, 1, 1'000'000, "how often to move them");
   add_size(*app, "--block-size", point.block_bytes, "bytes per request");
   add_count(*app, "--queue-depth", point.queue_depth, 1, 4096, "requests in flight per worker");
   add_count(*app, "--io-parallel", point.workers, 1, 256, "workers");

@@ -54,7 +54,7 @@ Progress::~Progress() {
   try {
     draw();
   } catch (const std::exception&) {
-    done_ = 0;  // a bar is not worth an end of the process
+    done_ = 0;  // a bar must not end the process
   }
   std::fputc('\n', stderr);
 }

@@ -1,4 +1,4 @@
-// What a person sees while something takes long: one line on a terminal, nothing in a pipe.
+// Progress for a person who waits: one line on a terminal, nothing in a pipe.
 #pragma once
 
 #include <chrono>
@@ -9,8 +9,8 @@ namespace tensorferry::cli {
 
 // A bar with the share done, the time left and the rate:
 //   Writes: 45%|█████████      | 90/200 [00:01<00:02, 1.2 GB/s]
-// Written to stderr, at most ten times a second, and only if that is a terminal. The destructor
-// leaves the last state on the screen and ends the line.
+// Writes to stderr if that is a terminal, at most ten times a second. The destructor leaves the
+// last state on the screen and ends the line.
 class Progress {
  public:
   Progress(std::string title, std::uint64_t total);
@@ -18,7 +18,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` stands where the rate of steps would: "1.2 GB/s".
+  // `note` replaces the rate of steps: "1.2 GB/s".
   void show(std::uint64_t done, const std::string& note = {});
 
   // Prints a line to stdout above the bar.
@@ -38,7 +38,7 @@ class Progress {
   std::string note_;
 };
 
-// Columns of the terminal on this descriptor, or 0 where it is none.
+// Columns of the terminal on this descriptor; 0 if it is no terminal.
 [[nodiscard]] unsigned terminal_columns(int descriptor);
 
 }  // namespace tensorferry::cli

@@ -1,4 +1,4 @@
-// `tensorferry report`: the page is made by the Python package, which has plotly.
+// `tensorferry report`: runs the Python package, which makes the page with plotly.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,6 +7,7 @@
 #include <memory>
 #include <system_error>
 
+#include "bench/run/process.h"
 #include "cli/commands.h"
 
 namespace tensorferry::cli {
@@ -23,18 +24,18 @@ constexpr const char* footer = R"(Examples:
   tensorferry report before.json after.json        the runs side by side
 )";
 
-// In a process of its own, because a person without the package should read one line, not a trace.
+// Catches the ImportError, so that a person without the package reads one line, not a traceback.
 constexpr const char* program = R"(
 import sys
 try:
     from tensorferry.report import main
 except ImportError as error:
-    sys.exit("tensorferry report: %s: the report is made by the Python package; in a "
-             "checkout run `%s -m pip install '.[report]'`" % (error, sys.executable))
+    sys.exit("tensorferry report: %s: the Python package makes the report; to install it, run "
+             "`%s -m pip install '.[report]'` in a checkout" % (error, sys.executable))
 sys.exit(main(sys.argv[1:]))
 )";
 
-// The Python of the environment that this command was installed into, else the first on the path.
+// The Python beside this command, else the first one on the PATH.
 std::string python() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -46,21 +47,21 @@ int run(const Options& options) {
   std::vector<std::string> words{python(), "-c", program};
   words.insert(words.end(), options.results.begin(), options.results.end());
   words.push_back("--output=" + options.output);
-  std::vector<char*> pointers;
-  pointers.reserve(words.size() + 1);
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  execvp(pointers.front(), pointers.data());
+  execvp(words.front().c_str(), bench::pointers_to(words).data());
   throw std::system_error(errno, std::generic_category(),
-                          "the report needs " + words.front() + ", which cannot be started");
+                          "tensorferry report needs Python, but cannot start " + words.front());
 }
 
 }  // namespace
 
+std::string results_line(const std::string& path) {
+  return fmt::format("Results: {} (`tensorferry report {}` makes a page of them)\n", path, path);
+}
+
 Command add_report(CLI::App& program_app) {
   auto options = std::make_shared<Options>();
   CLI::App* app = program_app.add_subcommand(
-      "report", "Make one HTML page, with interactive plots, from results files");
+      "report", "Make an HTML page with interactive plots from results files");
   app->footer(footer);
   app->add_option("results", options->results, "files that bench, sweep or tune wrote (--json)")
       ->required()

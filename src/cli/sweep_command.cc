@@ -1,4 +1,4 @@
-// `tensorferry sweep`: every point of a space of settings, one log each, best first.
+// `tensorferry sweep`: measures every point of a space of settings, with one log for each.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 #include <memory>
 #include <optional>
 
-#include "bench/interrupt.h"
-#include "bench/process.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/sweep.h"
+#include "bench/measure/sweep.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/process.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -28,8 +28,6 @@ namespace fs = std::filesystem;
 using bench::Direction;
 using bench::Json;
 
-constexpr std::uint64_t data_seed = 1;
-
 struct Options {
   bench::SweepOptions sweep;
   std::string space_file;
@@ -43,12 +41,12 @@ struct Options {
   bool gds = false;
 };
 
-constexpr const char* footer = R"(The space in --sweep_config is JSON, every combination is a point:
+constexpr const char* footer = R"(The space in --sweep_config is JSON; every combination is a point:
   {"block_size": ["128K", "1M"], "queue_depth": [4, 32], "overlap_events": [true, false],
    "io_parallel": [1, 8], "single_submit": [false], "engine": ["io_uring", "libaio"]}
 
-An interrupted sweep goes on where it was when it is started again with the same arguments. All
-results are in results.json and results.csv of the log directory.
+To continue an interrupted sweep, run it again with the same arguments. All results are in
+results.json and results.csv in the log directory.
 
 Examples:
   tensorferry sweep --nvme_dir /mnt/nvme/test_io
@@ -63,14 +61,13 @@ std::string drop_text(bench::CacheDrop drop) {
     case bench::CacheDrop::by_sudo:
       return "sync and, by sudo, page-cache drop between points";
     case bench::CacheDrop::not_allowed:
-      return "sync between points; the page cache is not dropped, but reads are direct anyway "
-             "(where the "
-             "file system can)";
+      return "sync between points, without page-cache drop; reads are direct anyway, if the file "
+             "system has O_DIRECT";
   }
   return {};
 }
 
-// The sweep as asked for, with files read and engines known.
+// The options of the sweep, with the space from its file and the engines.
 bench::SweepOptions complete(const Options& options) {
   bench::SweepOptions sweep = options.sweep;
   if (!options.space_file.empty()) {
@@ -80,13 +77,14 @@ bench::SweepOptions complete(const Options& options) {
         throw Error({.operation = "read the space",
                      .path = options.space_file,
                      .code = EINVAL,
-                     .hint = "it names engines, and --gds names one too; keep one of them"});
+                     .hint = "it names engines, and --gds names one too; remove one of them"});
       }
       sweep.engines = sweep.space.engines;
     }
   }
   if (options.gpu || options.gds) {
-    (void)bench::Memory(bench::MemoryKind::gpu, 1, data_seed);  // said before the first point
+    (void)bench::FilledMemory(bench::MemoryKind::gpu, 1,
+                              bench::data_seed);  // fails before the first point
     sweep.memory = bench::MemoryKind::gpu;
   }
   if (options.gds) {
@@ -134,8 +132,8 @@ Error refused(const std::string& path, const std::string& hint) {
   return Error({.operation = "begin a sweep", .path = path, .code = EEXIST, .hint = hint});
 }
 
-// What an interrupted sweep had finished; the logs of one that is to be replaced are removed.
-// Refuses to replace what is not ours, and what is unfinished unless that was asked for.
+// The finished points of an interrupted sweep to continue. Removes the logs of a sweep to replace.
+// Refuses to replace other files, and an unfinished sweep without `restart`.
 Json finished_before(const std::string& results_file, const Json& settings, bool restart) {
   if (!fs::exists(results_file)) return Json::array();
   const auto before = [&results_file]() -> std::optional<bench::EarlierSweep> {
@@ -146,13 +144,13 @@ Json finished_before(const std::string& results_file, const Json& settings, bool
     }
   }();
   if (!before) {
-    throw refused(results_file, "it is not the result of a sweep; choose another --log_dir");
+    throw refused(results_file, "this file is not from a sweep; choose another --log_dir");
   }
   const bool unfinished = !before->complete && !before->points.empty();
   if (unfinished && !restart && before->settings != settings) {
     throw refused(results_file,
-                  "an interrupted sweep with other settings is there; go on with "
-                  "those, choose another --log_dir, or begin anew with --restart");
+                  "it is from an interrupted sweep with other settings; continue with those, "
+                  "choose another --log_dir, or discard it with --restart");
   }
   Json points = Json::array();
   for (const auto& [entry, log, measured] : before->points) {
@@ -175,16 +173,16 @@ class Sweep {
         json_(std::move(json)),
         self_(fs::read_symlink("/proc/self/exe").string()),
         results_file_((fs::path(options.log_directory) / "results.json").string()) {
-    std::vector<bench::Place> places;
+    std::vector<bench::Volume> volumes;
     std::map<std::string, std::uint64_t> needed;  // by file system
     for (const std::string& directory : options.directories) {
-      places.push_back(bench::place_of(directory));
-      std::uint64_t& bytes = needed[places.back().mount_point];
+      volumes.push_back(bench::volume_of(directory));
+      std::uint64_t& bytes = needed[volumes.back().mount_point];
       bytes += options.io_bytes * options.directions.size();
       scratch_.push_back(std::make_unique<bench::Scratch>(directory, bytes));
     }
     if (!json_.empty()) bench::check_writable(json_);
-    results_ = bench::begin_results("sweep", own_arguments(), places);
+    results_ = bench::begin_results("sweep", own_arguments(), volumes);
     results_["settings"] = settings_of(options, drop);
     results_["points"] = Json::array();
     fs::create_directories(options.log_directory);
@@ -197,8 +195,8 @@ class Sweep {
     const std::vector<bench::Job> jobs = jobs_of(options_);
     if (before > 0) {
       fmt::print(
-          "Going on with an interrupted sweep: {} of {} points are done (--restart begins "
-          "anew)\n",
+          "Continuing an interrupted sweep: {} of {} points are done (--restart discards "
+          "them)\n",
           before, jobs.size());
     }
     try {
@@ -232,7 +230,7 @@ class Sweep {
     return number_text(point.at("gb_per_second").get<double>(), 2) + " GB/s";
   }
 
-  // A point that fails, even before it is begun, does not keep the others from being measured.
+  // A point that fails does not stop the sweep.
   Json measure(const bench::Job& job, Progress& progress) {
     Json entry;
     try {
@@ -249,12 +247,12 @@ class Sweep {
   }
 
   Json try_to_measure(const bench::Job& job, Progress& progress) {
-    const auto place = std::ranges::find(options_.directories, job.directory);
+    const auto found = std::ranges::find(options_.directories, job.directory);
     const bench::Scratch& scratch =
-        *scratch_.at(static_cast<std::size_t>(place - options_.directories.begin()));
+        *scratch_.at(static_cast<std::size_t>(found - options_.directories.begin()));
     const std::string file = scratch.file(std::string(to_string(job.direction)) + "_data");
     if (!fs::exists(file)) {
-      bench::extend(File::open(file, Access::write), options_.io_bytes, data_seed,
+      bench::extend(File::open(file, Access::write), options_.io_bytes, bench::data_seed,
                     EngineKind::automatic);
     }
     const auto command = command_of(job, options_, file);
@@ -296,7 +294,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
   constexpr std::size_t rows_max = 10;
   const std::vector<Json> best = best_first(points, direction);
   if (best.empty()) return;
-  const bool places = sweep.directories.size() > 1;
+  const bool directories = sweep.directories.size() > 1;
   const bool engines = sweep.engines.size() > 1;
   std::vector<Column> columns{{"GB/s", Align::right},
                               {"block", Align::right},
@@ -305,7 +303,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
                               {"requests"},
                               {"submit"}};
   if (engines) columns.push_back({"engine"});
-  if (places) columns.push_back({"directory"});
+  if (directories) columns.push_back({"directory"});
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < std::min(rows_max, best.size()); ++i) {
     const Json& point = best[i];
@@ -314,7 +312,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
                     point.at("queue_depth").dump(), point.at("workers").dump(),
                     point.at("overlap").get<std::string>(), point.at("submit").get<std::string>()});
     if (engines) rows.back().push_back(point.at("engine").get<std::string>());
-    if (places) rows.back().push_back(point.at("directory").get<std::string>());
+    if (directories) rows.back().push_back(point.at("directory").get<std::string>());
   }
   fmt::print("\n{}, best first{}\n{}", direction == Direction::read ? "Read" : "Write",
              best.size() > rows_max
@@ -338,10 +336,9 @@ int run(const Options& options) {
   const auto failed =
       std::ranges::count_if(points, [](const Json& one) { return one.at("status") == "failed"; });
   if (failed > 0) fmt::print("\n{} of {} points failed; see their logs\n", failed, points.size());
-  fmt::print("\nResults: {} (`tensorferry report {}` makes a page of them)\n", sweep.results_file(),
-             sweep.results_file());
+  fmt::print("\n{}", results_line(sweep.results_file()));
   if (!finished) {
-    fmt::print(stderr, "tensorferry sweep: interrupted; the same command goes on from here\n");
+    fmt::print(stderr, "tensorferry sweep: interrupted; run the same command again to continue\n");
   }
   return finished && failed == 0 ? exit_ok : exit_failed;
 }
@@ -352,28 +349,30 @@ Command add_sweep(CLI::App& program) {
   auto options = std::make_shared<Options>();
   bench::SweepOptions& sweep = options->sweep;
   CLI::App* app = program.add_subcommand(
-      "sweep", "Measure every combination of block size, queue depth and so on");
+      "sweep", "Measure every combination of block size, queue depth and other settings");
   app->footer(footer);
   app->add_option("--nvme-dir", sweep.directories, "directories, one on each drive to measure")
       ->required()
       ->type_name("DIR");
-  app->add_option("--sweep-config", options->space_file, "the space, as JSON")->type_name("FILE");
+  app->add_option("--sweep-config", options->space_file, "the settings to combine, as JSON")
+      ->type_name("FILE");
   add_size(*app, "--io-size", sweep.io_bytes, "bytes to move per point");
-  app->add_flag("--no-read", options->no_read, "no read phase");
-  app->add_flag("--no-write", options->no_write, "no write phase")->excludes("--no-read");
+  app->add_flag("--no-read", options->no_read, "skip the read phase");
+  app->add_flag("--no-write", options->no_write, "skip the write phase")->excludes("--no-read");
   app->add_flag("--no-sudo", options->no_sudo, "do not drop the page cache");
-  app->add_option("--log-dir", sweep.log_directory, "where the logs go")
+  app->add_option("--log-dir", sweep.log_directory, "for logs and results")
       ->type_name("DIR")
       ->capture_default_str();
-  add_count(*app, "--loops", sweep.loops, 1, 1'000'000, "how often each point is repeated");
+  add_count(*app, "--loops", sweep.loops, 1, 1'000'000, "how often to repeat each point");
   app->add_option("--engine", options->engines, "auto, io_uring, libaio, threads; or several")
       ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}).description(""))
       ->type_name("NAME");
-  app->add_flag("--restart", options->restart, "forget what an interrupted sweep has done");
+  app->add_flag("--restart", options->restart, "discard the points of an interrupted sweep");
   app->add_flag("--gpu", options->gpu, "tensors of the first GPU");
   app->add_flag("--gds", options->gds, "the same by GPUDirect Storage (the engine gds)")
       ->excludes("--engine");
-  app->add_option("--json", options->json, "write the results there too")->type_name("FILE");
+  app->add_option("--json", options->json, "also write the results to this file")
+      ->type_name("FILE");
   return {app, [options] { return run(*options); }};
 }
 

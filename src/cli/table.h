@@ -1,4 +1,4 @@
-// A table of text with aligned columns, and the numbers in it.
+// Tables of text with aligned columns, and numbers for them.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct Column {
   Align align = Align::left;
 };
 
-// The head, a rule and the rows, one line each. Widths count characters, not bytes.
+// The head, a rule and the rows, each on one line. Widths count characters, not bytes.
 [[nodiscard]] std::string table(const std::vector<Column>& columns,
                                 const std::vector<std::vector<std::string>>& rows);
 
-// How many decimals show three digits of a number: at least so many, more where it is small.
+// How many decimals show three digits of a number, but at least `least`.
 [[nodiscard]] int decimals_for(double value, int least) noexcept;
 
-// The number with as many.
+// The number with that many decimals.
 [[nodiscard]] std::string number_text(double value, int decimals_least);
 
 }  // namespace tensorferry::cli

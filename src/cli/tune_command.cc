@@ -1,15 +1,15 @@
-// `tensorferry tune`: finds settings, says them as DeepSpeed reads them, and keeps them.
+// `tensorferry tune`: finds settings, prints them as DeepSpeed reads them, and keeps them.
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
 #include <system_error>
 
-#include "bench/interrupt.h"
-#include "bench/results.h"
-#include "bench/scratch.h"
-#include "bench/sizes.h"
-#include "bench/tune.h"
+#include "bench/measure/tune.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/results.h"
+#include "bench/run/scratch.h"
+#include "bench/run/sizes.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -33,9 +33,9 @@ struct Options {
 };
 
 constexpr const char* footer =
-    R"(The profile is kept for the drive; every Handle() takes it from then on where its
-arguments leave the choice. TENSORFERRY_PROFILES says where profiles are; set to nothing it
-switches them off.
+    R"(It stores a profile for the drive. Every Handle() on the drive then takes from it the
+settings that its arguments leave open. TENSORFERRY_PROFILES names the directory of profiles; an
+empty value switches them off.
 
 Examples:
   tensorferry tune /mnt/nvme
@@ -77,41 +77,42 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
   fmt::print("\n{}\n", bench::Json{{"aio", aio_block(tuned.best.point)}}.dump(2));
 }
 
-// Returns where the profile is, or nothing if it is not kept, and says so.
-std::string keep_profile(const bench::Place& place, const bench::Point& point) {
-  std::string path = profile_path(place.device);
+// Stores the profile and returns its path, or prints why it cannot and returns an empty path.
+std::string keep_profile(const bench::Volume& volume, const bench::Point& point) {
+  std::string path = profile_path(volume.device);
   if (path.empty()) {
     fmt::print("\nNo profile was kept: {}\n",
-               place.device.name.empty() ? place.file_system + " has no block device"
-                                         : "there is no place for profiles (TENSORFERRY_PROFILES)");
+               volume.device.name.empty()
+                   ? volume.file_system + " has no block device"
+                   : "there is no directory for profiles; set TENSORFERRY_PROFILES");
     return {};
   }
   try {
-    save_profile(place.device, {.engine = point.engine,
-                                .block_bytes = point.block_bytes,
-                                .queue_depth = point.queue_depth,
-                                .workers = point.workers});
+    save_profile(volume.device, {.engine = point.engine,
+                                 .block_bytes = point.block_bytes,
+                                 .queue_depth = point.queue_depth,
+                                 .workers = point.workers});
   } catch (const Error& error) {
     fmt::print("\nNo profile was kept: {}\n", error.what());
     return {};
   }
-  fmt::print("\nKept for {} in {}; every Handle() on it takes these settings from now on.\n",
-             place.device.name, path);
+  fmt::print("\nKept for {} in {}; every new Handle() on this drive takes these settings.\n",
+             volume.device.name, path);
   return path;
 }
 
-// Runs the tuner, shows how it narrows, and puts the rounds into the results.
-bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place,
+// Runs the tuner, prints its rounds and adds them to the results.
+bench::Tuned search(const bench::TuneOptions& options, const bench::Volume& volume,
                     const std::string& file, bench::Json& results) {
   constexpr std::uint64_t percent = 100;
-  const auto candidates = bench::candidates_for(place, bench::working_engines());
+  const auto candidates = bench::candidates_for(volume, bench::working_engines());
   for (const bench::Point& point : candidates) {
     results["grid"].push_back(
         to_json(Candidate{.point = point, .scores = {}, .figures = {}}, options.objective));
   }
   Progress progress("Tune", percent);
   return bench::tune(
-      options, place, candidates, file,
+      options, volume, candidates, file,
       [&](const bench::TuneStep& step) {
         progress.show(static_cast<std::uint64_t>(step.share * percent),
                       fmt::format("round {}, {} candidates", step.round, step.candidates));
@@ -122,7 +123,7 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Place& place
       });
 }
 
-// Also by a link, and also where there is none yet.
+// Follows links, also if the files do not exist yet.
 bool same_file(const std::string& one, const std::string& other) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -134,13 +135,13 @@ bool same_file(const std::string& one, const std::string& other) {
 int run(const Options& options) {
   bench::catch_interrupts();
   const bench::Scratch scratch(options.directory, bench::tune_bytes);
-  const bench::Place place = bench::place_of(options.directory);
-  // An unusable file should be known before half a minute is spent.
+  const bench::Volume volume = bench::volume_of(options.directory);
+  // Refuses an unusable file before it measures for half a minute.
   if (!options.config.empty()) bench::check_config(options.config);
   if (!options.json.empty()) bench::check_writable(options.json);
   const Objective objective = options.tune.objective;
-  bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&place, 1));
-  results["settings"] = {{"directory", place.directory},
+  bench::Json results = bench::begin_results("tune", own_arguments(), std::span(&volume, 1));
+  results["settings"] = {{"directory", volume.directory},
                          {"objective", to_string(objective)},
                          {"seconds_max", options.seconds}};
   results["grid"] = bench::Json::array();
@@ -150,9 +151,9 @@ int run(const Options& options) {
   tune_options.seconds_max = options.seconds;
   bench::Tuned tuned;
   try {
-    tuned = search(tune_options, place, scratch.file("data"), results);
+    tuned = search(tune_options, volume, scratch.file("data"), results);
   } catch (...) {
-    if (!options.json.empty()) bench::write_json(options.json, results);  // the way so far
+    if (!options.json.empty()) bench::write_json(options.json, results);  // the rounds so far
     throw;
   }
   print_choice(tuned, objective);
@@ -161,17 +162,16 @@ int run(const Options& options) {
   results["seconds"] = tuned.seconds;
   if (!options.config.empty()) {
     bench::write_config(options.config, tuned.best.point);
-    fmt::print("\nWritten into \"aio\" of {}\n", options.config);
+    fmt::print("\nWrote them into \"aio\" of {}\n", options.config);
   }
   if (!options.no_profile) {
-    const std::string path = keep_profile(place, tuned.best.point);
+    const std::string path = keep_profile(volume, tuned.best.point);
     if (!path.empty()) results["profile"] = path;
   }
   results["complete"] = true;
   if (!options.json.empty()) {
     bench::write_json(options.json, results);
-    fmt::print("Results: {} (`tensorferry report {}` makes a page of them)\n", options.json,
-               options.json);
+    fmt::print("{}", results_line(options.json));
   }
   return exit_ok;
 }
@@ -196,25 +196,26 @@ Command add_tune(CLI::App& program) {
            const auto found = objectives.find(name);
            if (found == objectives.end()) {
              throw CLI::ValidationError("--objective", name +
-                                                           " is not an objective: choose read, "
+                                                           " is not an objective; choose read, "
                                                            "write, balanced or latency");
            }
            options->tune.objective = found->second;
          },
-         "what to be best at: read, write, balanced (both) or latency (of 1 MiB reads)")
+         "what to optimize: read, write, balanced (both) or latency (of 1 MiB reads)")
       ->type_name("NAME")
       ->default_str("balanced");
-  add_count(*app, "--seconds", options->seconds, 5, 600, "how long to measure at most");
+  add_count(*app, "--seconds", options->seconds, 5, 600, "the longest time to measure");
   app->add_option("--write-config", options->config,
-                  "put the settings into \"aio\" of this DeepSpeed configuration")
+                  "write the settings into \"aio\" of this DeepSpeed configuration")
       ->type_name("FILE");
-  app->add_flag("--no-profile", options->no_profile, "do not keep the settings for the drive");
-  app->add_option("--json", options->json, "write the results, the way to them included")
+  app->add_flag("--no-profile", options->no_profile, "do not store a profile for the drive");
+  app->add_option("--json", options->json, "write the results, with every round")
       ->type_name("FILE");
   app->final_callback([options] {
     if (!options->json.empty() && !options->config.empty() &&
         same_file(options->json, options->config)) {
-      throw CLI::ValidationError("--json", "names the same file as --write-config");
+      throw CLI::ValidationError("--json",
+                                 "is the same file as that of --write-config; choose another");
     }
   });
   return {app, [options] { return run(*options); }};

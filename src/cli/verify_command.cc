@@ -1,4 +1,4 @@
-// `tensorferry verify`: does what was written come back?
+// `tensorferry verify`: do the bytes that it writes come back?
 #include <fmt/format.h>
 
 #include <chrono>
@@ -6,9 +6,10 @@
 #include <optional>
 #include <random>
 
-#include "bench/interrupt.h"
-#include "bench/sizes.h"
-#include "bench/verify.h"
+#include "bench/run/interrupt.h"
+#include "bench/run/sizes.h"
+#include "bench/run/workload.h"
+#include "bench/verify/verify.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -27,37 +28,34 @@ struct Options {
   std::string file;  // to check
 };
 
-constexpr const char* footer = R"(Only files that it made itself are touched.
-Exit status: 0 all came back, 1 something did not, or could not be tried, 2 wrong usage.
+constexpr const char* footer = R"(It touches only its own files.
+Exit status: 0 all bytes came back, 1 some did not or verify failed, 2 wrong usage.
 
 Examples:
   tensorferry verify /mnt/nvme
-  tensorferry verify /mnt/nvme --size 4G --duration 3600     an hour of it
-  tensorferry verify /mnt/nvme --keep                        then cut the power, and after that
-  tensorferry verify --check FILE                            with the file that was named
+  tensorferry verify /mnt/nvme --size 4G --duration 3600     for an hour
+  tensorferry verify /mnt/nvme --keep                        cut the power after this one, then
+  tensorferry verify --check FILE                            check the file that it named
 )";
 
 class Bar {
  public:
-  // Of `unit` bytes or milliseconds, so that people can read the numbers.
+  // Counts in units of `unit` bytes or milliseconds, which people can read.
   explicit Bar(std::uint64_t unit) : unit_(unit) {}
 
   void show(const bench::VerifyProgress& now) {
-    using Seconds = std::chrono::duration<double>;
     if (!bar_) bar_.emplace("Verify", now.total / unit_);
-    const double elapsed = Seconds(Clock::now() - begin_).count();
+    const double elapsed = bench::seconds_between(begin_, bench::Clock::now());
     bar_->show(now.done / unit_,
                fmt::format("{:.1f} GB/s", static_cast<double>(now.bytes_moved) / elapsed / 1e9));
   }
 
-  // Ends its line, so that others can follow.
+  // Ends the line, so that other output can follow.
   void end() { bar_.reset(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   const std::uint64_t unit_;
-  const Clock::time_point begin_ = Clock::now();
+  const bench::Clock::time_point begin_ = bench::Clock::now();
   std::optional<Progress> bar_;
 };
 
@@ -77,7 +75,7 @@ int check(const std::string& path) {
                checked.blocks, checked.generation);
     return exit_failed;
   }
-  fmt::print("{}: all {} blocks are as they were written (generation {}).\n", path, checked.blocks,
+  fmt::print("{}: all {} blocks are right (generation {}).\n", path, checked.blocks,
              checked.generation);
   return exit_ok;
 }
@@ -101,8 +99,9 @@ void print_table(const bench::VerifyResult& result) {
   }
 }
 
-// The verdict, in words; the exit status.
-int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, double seconds) {
+// Prints the verdict and returns the exit status.
+int conclude(const bench::VerifyResult& result, const bench::VerifyOptions& verify_options,
+             double seconds) {
   int status = exit_ok;
   for (const bench::EnginePair& pair : result.pairs) {
     if (!pair.failure) continue;
@@ -110,16 +109,18 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, d
     fmt::print(stderr, "\n");
     print_failure(*pair.failure);
     fmt::print(stderr, "Generation {}, written by {}, read by {}; seed {}.\n",
-               pair.failure->generation, to_string(pair.writer), to_string(pair.reader), plan.seed);
-    if (result.kept.empty()) fmt::print(stderr, "With --keep the file would stay.\n");
+               pair.failure->generation, to_string(pair.writer), to_string(pair.reader),
+               verify_options.seed);
+    if (result.kept.empty())
+      fmt::print(stderr, "To keep the file for a closer look, run this again with --keep.\n");
     status = exit_failed;
   }
   if (status == exit_ok) {
     fmt::print(
-        "\nAll came back as it was written: {} generations of {}, {} moved in {:.1f} s; "
+        "\nEvery byte came back as written: {} generations of {}, {} moved in {:.1f} s; "
         "seed {}.\n",
         result.generations, bench::rounded_size(result.file_bytes),
-        bench::rounded_size(result.bytes_moved), seconds, plan.seed);
+        bench::rounded_size(result.bytes_moved), seconds, verify_options.seed);
   }
   if (!result.kept.empty()) {
     fmt::print("Kept: {}\nCheck it later with: tensorferry verify --check {}\n", result.kept,
@@ -131,20 +132,21 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyPlan& plan, d
 int run(const Options& options) {
   bench::catch_interrupts();
   if (!options.file.empty()) return check(options.file);
-  const bench::VerifyPlan plan{.directory = options.directory,
-                               .bytes = options.bytes,
-                               .duration = std::chrono::duration<double>(options.duration_s),
-                               .engine = options.engine,
-                               .seed = options.seed ? *options.seed : std::random_device()(),
-                               .leave = options.keep ? bench::Leave::file : bench::Leave::nothing};
-  const auto begin = std::chrono::steady_clock::now();
+  const bench::VerifyOptions verify_options{
+      .directory = options.directory,
+      .bytes = options.bytes,
+      .duration = std::chrono::duration<double>(options.duration_s),
+      .engine = options.engine,
+      .seed = options.seed ? *options.seed : std::random_device()(),
+      .leave = options.keep ? bench::Leave::file : bench::Leave::nothing};
+  const auto begin = bench::Clock::now();
   Bar bar(options.duration_s > 0 ? 1000 : bench::MiB);
   const bench::VerifyResult result =
-      bench::verify(plan, [&](const bench::VerifyProgress& now) { bar.show(now); });
+      bench::verify(verify_options, [&](const bench::VerifyProgress& now) { bar.show(now); });
   bar.end();
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const double seconds = bench::seconds_between(begin, bench::Clock::now());
   print_table(result);
-  return conclude(result, plan, taken.count());
+  return conclude(result, verify_options, seconds);
 }
 
 }  // namespace
@@ -152,34 +154,35 @@ int run(const Options& options) {
 Command add_verify(CLI::App& program) {
   auto options = std::make_shared<Options>();
   CLI::App* app = program.add_subcommand(
-      "verify", "Write stamped blocks through every engine and see that they come back");
+      "verify", "Check that stamped blocks come back as they were written, through every engine");
   app->footer(footer);
-  app->add_option("directory", options->directory, "where to write")->type_name("DIR");
-  add_size(*app, "--size", options->bytes, "bytes of the file, in whole 4K blocks");
+  app->add_option("directory", options->directory, "the directory to write to")->type_name("DIR");
+  add_size(*app, "--size", options->bytes, "bytes of the file, rounded up to whole 4K blocks");
   const auto* duration =
       app->add_option("--duration", options->duration_s,
-                      "repeat until then; without it, every combination has one turn")
+                      "repeat for this long; without it, try every combination once")
           ->type_name("SECONDS");
   add_engine(*app, options->engine)
-      ->description("auto: every one that works here; or io_uring, libaio or threads alone");
-  app->add_option("--seed", options->seed, "of what is written; a new one by default")
+      ->description("auto: every engine that works here; or io_uring, libaio or threads alone");
+  app->add_option("--seed", options->seed, "of the data; a new one by default")
       ->type_name("NUMBER");
-  app->add_flag("--keep", options->keep, "leave the file, to be checked after a power cut");
-  app->add_option("--check", options->file, "only check a file that was kept")->type_name("FILE");
+  app->add_flag("--keep", options->keep, "leave the file, to check it after a power cut");
+  app->add_option("--check", options->file, "only check a file that --keep left")
+      ->type_name("FILE");
   app->final_callback([app, options, duration] {
     constexpr double longest_s = 1e9;
-    const bool sensible = options->duration_s > 0 && options->duration_s < longest_s;  // nan is not
+    const bool sensible =
+        options->duration_s > 0 && options->duration_s < longest_s;  // false for nan
     if (duration->count() > 0 && !sensible) {
-      throw CLI::ValidationError("--duration: give a number of seconds above 0");
+      throw CLI::ValidationError("--duration must be a number of seconds above 0");
     }
     if (options->directory.empty() && options->file.empty()) {
-      throw CLI::ValidationError("say where: tensorferry verify DIR");
+      throw CLI::ValidationError("name a directory: tensorferry verify DIR");
     }
     if (options->file.empty()) return;
     for (const CLI::Option* option : app->get_options()) {
       if (option->count() == 0 || option->get_name() == "--check") continue;
-      throw CLI::ValidationError("--check FILE reads that file and takes nothing else, such as " +
-                                 option->get_name());
+      throw CLI::ValidationError("--check FILE cannot be combined with " + option->get_name());
     }
   });
   return {app, [options] { return run(*options); }};

@@ -57,7 +57,7 @@ def place(directory, name="nvme0n1", model="Samsung SSD 990 PRO 2TB"):
 
 
 def summary(values):
-    """As src/bench/statistics.cc, but for the interval, which is that of many samples."""
+    """As src/bench/measure/statistics.cc, but for the interval, which is that of many samples."""
     ordered = sorted(values)
     count = len(ordered)
 

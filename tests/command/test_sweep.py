@@ -135,7 +135,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(ferry, space):
         lines += line.startswith("tensorferry point")
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)
-    assert running.returncode == 1 and "goes on from here" in errors
+    assert running.returncode == 1 and "run the same command again" in errors
     assert list((ferry.place / "drive").iterdir()) == []
     logs = ferry.place / "aio_perf_sweep"
     before = results_in(logs)

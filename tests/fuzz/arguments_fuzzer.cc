@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/sizes.h"
+#include "bench/run/sizes.h"
 #include "cli/arguments.h"
 #include "fuzz/promise.h"
 

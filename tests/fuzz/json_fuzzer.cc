@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "bench/results.h"
-#include "bench/sweep.h"
-#include "bench/tune.h"
+#include "bench/measure/sweep.h"
+#include "bench/measure/tune.h"
+#include "bench/run/results.h"
 #include "fuzz/promise.h"
 #include "support/temp_dir.h"
 #include "tensorferry/error.h"

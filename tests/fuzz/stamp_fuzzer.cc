@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/stamp.h"
+#include "bench/verify/stamp.h"
 #include "fuzz/promise.h"
 
 using namespace tensorferry;

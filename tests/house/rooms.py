@@ -23,6 +23,10 @@ ROOMS = {
 # No part of the library: they use it through its public headers alone, like everybody else.
 OUTSIDE = {"bench", "cli"}
 
+# The folders of bench: each includes itself and what all of them share.
+BENCH_FOLDERS = {"measure", "doctor", "verify", "run"}
+BENCH_SHARED = "run"
+
 # Each public header belongs to the room that implements it.
 PUBLIC_HEADERS = {
     "aio.h": "handle",
@@ -76,7 +80,7 @@ VARIABLE = re.compile(r"\b(?:getenv|_*environ)\b")
 SAFE_VARIABLE = re.compile(r"\bsecure_getenv\b")
 VARIABLE_SEAM = "src/os/environment.cc"
 # It hands all of it to programs that it starts, and chooses nothing by it.
-PASSES_ON_VARIABLES = "src/bench/process.cc"
+PASSES_ON_VARIABLES = "src/bench/run/process.cc"
 # Python's reading of a variable of ours, which must ask first.
 OWN_VARIABLE = re.compile(r"environ.*TENSORFERRY_|getenv\(.*TENSORFERRY_")
 
@@ -130,7 +134,8 @@ def check_room_includes(root):
     for path in cpp_files(src):
         name = path.relative_to(src).as_posix()
         room = name.split("/")[0]
-        if "/" not in name or room not in ROOMS:
+        misplaced = room == "bench" and name.split("/")[1] not in BENCH_FOLDERS
+        if "/" not in name or room not in ROOMS or misplaced:
             found.append(f"src/{name}: belongs to no room")
             continue
         for line, header, quoted in includes(path):
@@ -163,9 +168,18 @@ def judge_include(src, name, room, header, quoted):
         owner = first
         if not (src / header).is_file():
             return "there is no such file in src"
+    if owner == room == "bench":
+        return judge_bench_include(name, header)
     if owner == room or owner in ROOMS[room]:
         return None
     return f"{room} does not stand above {owner}"
+
+
+def judge_bench_include(name, header):
+    folder, target = name.split("/")[1], header.split("/")[1]
+    if target in (folder, BENCH_SHARED):
+        return None
+    return f"bench/{folder} does not stand above bench/{target}"
 
 
 def check_public_includes(root):
@@ -205,7 +219,7 @@ def check_manners(root):
     """Only the command prints, aborts or exits; the library and what measures never do."""
     found = []
     for path in cpp_files(root / "src") + cpp_files(root / "include"):
-        if is_test(path) or path.name in ADAPTERS or path.parent == root / "src" / "cli":
+        if is_test(path) or path.name in ADAPTERS or root / "src" / "cli" in path.parents:
             continue
         for number, line in enumerate(code_of(path.read_text()).splitlines(), 1):
             match = OUTSPOKEN.search(line)

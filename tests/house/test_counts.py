@@ -24,12 +24,14 @@ def test_the_calls_that_are_made_most_keep_to_their_budget(build_dir, cxx):
     done = subprocess.run(
         [
             sys.executable,
-            ROOT / "benchmarks" / "hot_paths.py",
+            "-m",
+            "benchmarks.figures.hot_paths",
             "--program",
             program,
             "--directory",
             build_dir,
         ],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,

@@ -89,6 +89,12 @@ def planted(check, tree, file, line):
         ("src/handle/plan.cc", '#include "plan.h"'),
         ("src/lonely.cc", "#include <vector>"),
         ("src/attic/dust.h", "#include <vector>"),
+        ("src/bench/run/scratch.h", '#include "os/system.h"'),
+        ("src/bench/run/scratch.h", '#include "bench/measure/point.h"'),
+        ("src/bench/doctor/doctor.cc", '#include "bench/measure/point.h"'),
+        ("src/bench/verify/stamp_test.cc", '#include "bench/doctor/doctor.h"'),
+        ("src/bench/lonely.cc", "#include <vector>"),
+        ("src/bench/attic/dust.h", "#include <vector>"),
         ("include/tensorferry/file.h", '#include "files/open_file.h"'),
         ("include/tensorferry/file.h", "#include <sys/stat.h>"),
         ("include/tensorferry/secret.h", "#include <vector>"),
@@ -116,6 +122,7 @@ def test_a_planted_include_is_found(copy, file, line):
 )
 def test_a_planted_outcry_is_found(copy, line):
     assert len(planted(rooms.check_manners, copy, "src/os/system.cc", line)) == 1
+    assert len(planted(rooms.check_manners, copy, "src/bench/run/process.cc", line)) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_a_planted_loading_is_found(copy):
         ("src/handle/trace.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
         ("src/files/profile.cc", 'auto* home = ::secure_getenv("HOME");'),
         ("src/os/system.cc", "for (char** one = environ; *one != nullptr; ++one) use(*one);"),
-        ("src/bench/sweep.cc", 'auto* place = getenv("TMPDIR");'),
+        ("src/bench/measure/sweep.cc", 'auto* place = getenv("TMPDIR");'),
         ("include/tensorferry/torch.h", 'auto* wanted = getenv("TENSORFERRY_TRACE");'),
         ("python/src/handle.cc", 'auto* wanted = std::getenv("TENSORFERRY_TRACE");'),
         ("python/tensorferry/offload.py", 'MODE = os.environ.get("TENSORFERRY_MODE")'),
@@ -159,7 +166,10 @@ def test_a_planted_variable_is_found(copy, file, line):
 def test_variables_that_steer_nothing_are_not_mistaken(copy):
     for file, line in (
         ("src/cli/table.cc", 'auto* refused = secure_getenv("NO_COLOR");'),
-        ("src/bench/process.cc", "posix_spawnp(&child, words[0], nullptr, {}, words, environ);"),
+        (
+            "src/bench/run/process.cc",
+            "posix_spawnp(&child, words[0], nullptr, {}, words, environ);",
+        ),
         ("src/handle/trace.cc", "// getenv() is not asked"),
         ("src/os/system_test.cc", 'auto* before = getenv("HOME");'),
     ):
@@ -171,6 +181,7 @@ def test_variables_that_steer_nothing_are_not_mistaken(copy):
     [
         "src/os/forgotten.cc",
         "src/handle/forgotten_test.cc",
+        "src/bench/verify/forgotten.cc",
         "tests/faults/forgotten.cc",
         "tests/fuzz/forgotten_fuzzer.cc",
         "tests/support/forgotten.cc",

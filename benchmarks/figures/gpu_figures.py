@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""The figures of tensors on a GPU: `make gpu-figures`, on a machine with a GPU.
+
+Each row is a ratio of two sides, measured in turns on the same file:
+- a tensor of 1 GiB on the GPU against page-locked memory of the CPU, raw io_uring (raw_ring),
+  NVIDIA's cuFile (torch.cuda.gds), torch.load().cuda() and torch.save(x.cpu());
+- the latency of small transfers against cuFile's;
+- a step of AdamW with states on the drive against the drive alone;
+- a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
+  threads.
+Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import tensorferry
+import torch
+
+from benchmarks.rows.pairs import Target, figure
+
+GB, MiB, GiB = 1e9, 1 << 20, 1 << 30
+
+
+def timed(work) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def row(name: str, ours, other, pairs: int, target: Target | None, unit: str = "s") -> None:
+    """Prints how many times as fast we are, as the median of the paired ratios."""
+    times = []
+    for i in range(pairs + 1):
+        first, second = (ours, other) if i % 2 else (other, ours)
+        took = {first: first(), second: second()}
+        if i > 0:  # the first pair warms up
+            times.append((took[ours], took[other]))
+    told = figure([theirs / mine for mine, theirs in times], target)
+    scale = 1e6 if unit == "us" else 1
+    mine, theirs = (scale * median(column) for column in zip(*times))
+    print(
+        f"{name:64} {mine:9.4g} {theirs:9.4g} {unit}  {told.ratio:6.3f}  "
+        f"{told.low:.3f} to {told.high:.3f}  {target or ''}  {told.verdict}",
+        flush=True,
+    )
+
+
+class Gds:
+    """torch's cuFile; None if it does not work here."""
+
+    def __init__(self, path: Path, tensor: torch.Tensor):
+        self._file = torch.cuda.gds.GdsFile(str(path), os.O_RDWR | os.O_CREAT)
+        self._storage = tensor.untyped_storage()
+
+    def read(self) -> float:
+        return timed(lambda: self._file.load_storage(self._storage, 0))
+
+    def write(self) -> float:
+        return timed(lambda: self._file.save_storage(self._storage, 0))
+
+
+def open_gds(path: Path, tensor: torch.Tensor) -> Gds | None:
+    try:
+        gds = Gds(path, tensor)
+        gds.read()
+        return gds
+    except RuntimeError as refused:
+        print(f"cuFile does not work here: {refused}".splitlines()[0])
+        return None
+
+
+def raw_ring(program: Path, verb: str, path: Path, size: int) -> float:
+    best = [str(program), verb, str(path), str(size), str(MiB), "32"]
+    return float(subprocess.run(best, check=True, capture_output=True, text=True).stdout)
+
+
+def large_rows(folder: Path, program: Path, pairs: int) -> None:
+    path = folder / "large.bin"
+    gpu = torch.empty(GiB, dtype=torch.uint8, device="cuda").random_(0, 256)
+    locked = tensorferry.aio_handle().new_cpu_locked_tensor(GiB, torch.empty(0, dtype=torch.uint8))
+    torch.cuda.synchronize()
+    with tensorferry.Handle() as handle, tensorferry.File(path, "read_write") as file:
+        handle.write_now(gpu, file)
+        ways = {
+            "read": (handle.read_now, "load"),
+            "write": (handle.write_now, "save"),
+        }
+        for verb, (call, torchs) in ways.items():
+
+            def ours(call=call):
+                return timed(lambda: call(gpu, file))
+
+            def on_cpu(call=call):
+                return timed(lambda: call(locked, file))
+
+            def ring(verb=verb):
+                return raw_ring(program, verb, path, GiB)
+
+            row(
+                f"{verb} 1 GiB, GPU / page-locked memory of the CPU",
+                ours,
+                on_cpu,
+                pairs,
+                Target(0.95, True),
+            )
+            row(f"{verb} 1 GiB, GPU / raw io_uring", ours, ring, pairs, Target(0.98, True))
+            if (gds := open_gds(path, gpu)) is not None:
+                row(
+                    f"{verb} 1 GiB, GPU / cuFile",
+                    ours,
+                    getattr(gds, verb),
+                    pairs,
+                    Target(1.0, True),
+                )
+            saved = folder / "saved.pt"
+            torch.save(gpu.cpu(), saved)
+
+            def by_torch(torchs=torchs):
+                if torchs == "save":
+                    return timed(lambda: torch.save(gpu.cpu(), saved))
+                drop_cache(saved)
+                return timed(lambda: (torch.load(saved).cuda(), torch.cuda.synchronize()))
+
+            what = "torch.load().cuda()" if torchs == "load" else "torch.save(x.cpu())"
+            row(f"{verb} 1 GiB, GPU / {what}", ours, by_torch, pairs, Target(3.0, True))
+            saved.unlink()
+    path.unlink()
+
+
+def step_row(folder: Path, program: Path, pairs: int) -> None:
+    """A step of AdamW with its states on the drive, against the drive alone, which reads and writes
+    the same bytes at the same time."""
+    params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda")) for _ in range(8)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    moved = 2 * 4 * sum(param.numel() for param in params)
+    files = {"read": folder / "read.bin", "write": folder / "write.bin"}
+    for path in files.values():
+        raw_ring(program, "write", path, moved)
+    with_states = folder / "states"
+    with_states.mkdir()
+    optimizer = tensorferry.optim.AdamW(params, 1e-3, nvme_path=with_states)
+    optimizer.step()
+
+    def ours():
+        return timed(lambda: (optimizer.step(), torch.cuda.synchronize()))
+
+    def drive():
+        with ThreadPoolExecutor(2) as pool:
+            return max(pool.map(lambda way: raw_ring(program, way, files[way], moved), files))
+
+    row(
+        "AdamW step, 200 M fp32 on the GPU / raw io_uring, reads and writes",
+        ours,
+        drive,
+        pairs,
+        None,
+    )
+    optimizer.close()
+    for path in files.values():
+        path.unlink()
+
+
+def drop_cache(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def small_rows(folder: Path, pairs: int) -> None:
+    path = folder / "small.bin"
+    path.write_bytes(os.urandom(64 * MiB))
+    drop_cache(path)
+    for size in (4 << 10, 64 << 10, MiB):
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        with tensorferry.Handle() as handle, tensorferry.File(path, "read_write") as file:
+            gds = open_gds(path, tensor)
+            if gds is None:
+                return
+            for verb, call in (("read", handle.read_now), ("write", handle.write_now)):
+
+                def ours(call=call):
+                    return timed(lambda: [call(tensor, file) for _ in range(20)]) / 20
+
+                def cufile(verb=verb):
+                    return sum(getattr(gds, verb)() for _ in range(20)) / 20
+
+                row(f"{verb} {size >> 10} KiB, GPU / cuFile", ours, cufile, pairs, None, "us")
+    path.unlink()
+
+
+def cached_rows(folder: Path, pairs: int) -> None:
+    """Reads from memory, so the drive is not the limit."""
+    path = folder / "cached.bin"
+    size, block, threads = GiB, 4 * MiB, 16
+    gpu = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
+    locked = torch.empty(size, dtype=torch.uint8).pin_memory()
+    locked.zero_()
+    view = memoryview(locked.numpy())
+    torch.cuda.synchronize()
+
+    def pcie():
+        return timed(lambda: (gpu.copy_(locked, non_blocking=True), torch.cuda.synchronize()))
+
+    with (
+        tensorferry.Handle() as handle,
+        tensorferry.File(path, "read_write") as file,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        handle.write_now(gpu, file)
+        fd = os.open(path, os.O_RDONLY)
+
+        def pread():
+            pieces = range(0, size, block)
+            return timed(lambda: list(pool.map(
+                lambda at: os.preadv(fd, [view[at : at + block]], at), pieces)))  # fmt: skip
+
+        def limit():
+            return max(pcie(), pread())
+
+        def ours():
+            return timed(lambda: handle.read_now(gpu, file))
+
+        operation = handle.read(gpu, file)
+        operation.wait()
+        print(f"in {folder}: engine {operation.engine}: {operation.engine_reason}")
+        row(
+            "read 1 GiB from memory, GPU / the lesser of PCIe and pread",
+            ours,
+            limit,
+            pairs,
+            Target(0.8, True),
+        )
+        os.close(fd)
+    path.unlink()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) << 10
+
+
+def set_of_tensors(folder: Path, total: int) -> None:
+    """Reads the tensors of a whole model, one after the other."""
+    path, size, ahead = folder / "set.bin", 256 * MiB, 4
+    count = int(total // size)
+    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
+    with tensorferry.Handle() as handle, tensorferry.File(path, "read_write") as file:
+        for i in range(count):
+            handle.write_now(source, file, i * size)
+        targets = [torch.empty_like(source) for _ in range(ahead)]
+        torch.cuda.synchronize()
+        before, cpu = resident_bytes(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        begin = last = time.perf_counter()
+        under_way: list[tensorferry.Operation] = []
+        speeds, most = [], 0
+        for i in range(count):
+            if len(under_way) == ahead:
+                under_way.pop(0).wait()
+            under_way.append(handle.read(targets[i % ahead], file, i * size))
+            if i % 8 == 7:
+                now = time.perf_counter()
+                speeds.append(8 * size / GB / (now - last))
+                last, most = now, max(most, resident_bytes())
+        for operation in under_way:
+            operation.wait()
+        took = time.perf_counter() - begin
+        cpu = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - cpu
+        same = all(torch.equal(target, source) for target in targets)
+    gigabytes = count * size / GB
+    shown = " ".join(f"{speed:.2f}" for speed in speeds)
+    print(f"{gigabytes:.1f} GB to the GPU in {took:.1f} s: {gigabytes / took:.2f} GB/s; "
+          f"every 2.1 GB: {shown} GB/s")  # fmt: skip
+    print(f"memory grew by {(most - before) / MiB:.1f} MiB; {cpu / gigabytes:.3f} CPU s/GB; "
+          f"bytes {'right' if same else 'WRONG'}")  # fmt: skip
+    path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", type=Path, default=Path("build"), help="where the files go")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--raw-ring", type=Path, default=Path("build/carry/raw_ring"))
+    parser.add_argument("--set-gb", type=float, default=20, help="size of the set of tensors")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("torch finds no GPU here: run this on a machine with one", file=sys.stderr)
+        return 1
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
+          f"tensorferry {tensorferry.__version__}")  # fmt: skip
+    print(f"{'what / against what':64} {'ours':>9} {'other':>9}     ratio  95 % interval  target")
+    with tempfile.TemporaryDirectory(dir=options.dir) as name:
+        folder = Path(name)
+        large_rows(folder, options.raw_ring, options.pairs)
+        small_rows(folder, options.pairs)
+        step_row(folder, options.raw_ring, max(options.pairs // 2, 3))
+        set_of_tensors(folder, options.set_gb * GB)
+    with contextlib.suppress(FileNotFoundError):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+            cached_rows(Path(name), options.pairs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
