@@ -134,7 +134,7 @@ int run(const Options& options) {
 Command add_doctor(CLI::App& program) {
   auto options = std::make_shared<Options>();
   CLI::App* app = program.add_subcommand(
-      "doctor", "Find what keeps tensors from moving at full speed here, and what to do about it");
+      "doctor", "Find what keeps tensors from moving at full speed, and what to do about it");
   app->footer(footer);
   app->add_option("directories", options->directories,
                   "directories on the drives to check; by default the working directory")

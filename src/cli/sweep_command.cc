@@ -349,7 +349,7 @@ Command add_sweep(CLI::App& program) {
   auto options = std::make_shared<Options>();
   bench::SweepOptions& sweep = options->sweep;
   CLI::App* app = program.add_subcommand(
-      "sweep", "Measure every combination of block size, queue depth and other settings");
+      "sweep", "Measure every combination of block size, queue depth and so on");
   app->footer(footer);
   app->add_option("--nvme-dir", sweep.directories, "directories, one on each drive to measure")
       ->required()

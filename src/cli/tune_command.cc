@@ -201,7 +201,7 @@ Command add_tune(CLI::App& program) {
            }
            options->tune.objective = found->second;
          },
-         "what to optimize: read, write, balanced (both) or latency (of 1 MiB reads)")
+         "what to optimize: read, write, balanced or latency (of 1 MiB reads)")
       ->type_name("NAME")
       ->default_str("balanced");
   add_count(*app, "--seconds", options->seconds, 5, 600, "the longest time to measure");

@@ -154,7 +154,7 @@ int run(const Options& options) {
 Command add_verify(CLI::App& program) {
   auto options = std::make_shared<Options>();
   CLI::App* app = program.add_subcommand(
-      "verify", "Check that stamped blocks come back as they were written, through every engine");
+      "verify", "Write stamped blocks through every engine and check that they come back");
   app->footer(footer);
   app->add_option("directory", options->directory, "the directory to write to")->type_name("DIR");
   add_size(*app, "--size", options->bytes, "bytes of the file, rounded up to whole 4K blocks");
@@ -163,8 +163,8 @@ Command add_verify(CLI::App& program) {
                       "repeat for this long; without it, try every combination once")
           ->type_name("SECONDS");
   add_engine(*app, options->engine)
-      ->description("auto: every engine that works here; or io_uring, libaio or threads alone");
-  app->add_option("--seed", options->seed, "of the data; a new one by default")
+      ->description("auto (every one that works here), io_uring, libaio or threads");
+  app->add_option("--seed", options->seed, "of the random data; a new one by default")
       ->type_name("NUMBER");
   app->add_flag("--keep", options->keep, "leave the file, to check it after a power cut");
   app->add_option("--check", options->file, "only check a file that --keep left")

@@ -294,7 +294,7 @@ def test_an_interrupt_leaves_nothing_behind(ferry, number):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ((), "say where"),
+        ((), "name a directory"),
         (("--check", "x", "--keep"), "--keep"),
         ((".", "--duration", "0"), "--duration"),
         ((".", "--duration", "nan"), "--duration"),
