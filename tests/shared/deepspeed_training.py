@@ -99,10 +99,14 @@ def train(config_path, ranks=1, op="tensorferry", device="cpu", **options):
         for environment in rank_environments(ranks, **more)
     ]
     results = []
-    for process in processes:
-        out, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, out[-5000:]
-        losses = re.findall(r"^loss (\d+) (\S+)$", out, re.M)
-        moved = json.loads(re.search(r"^moved (.*)$", out, re.M)[1]) if ours else None
-        results.append((losses, moved))
+    try:
+        for process in processes:
+            out, _ = process.communicate(timeout=900)
+            assert process.returncode == 0, out[-5000:]
+            losses = re.findall(r"^loss (\d+) (\S+)$", out, re.M)
+            moved = json.loads(re.search(r"^moved (.*)$", out, re.M)[1]) if ours else None
+            results.append((losses, moved))
+    finally:
+        for process in processes:
+            process.kill()
     return results
