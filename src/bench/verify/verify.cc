@@ -57,41 +57,41 @@ constexpr std::array cuts{
     Cut{.lengths = three_pages, .memory = MemoryKind::pageable, .calls = Calls::one_each},
 };
 
-struct Slice {
+struct Chunk {
   std::size_t begin = 0;  // in the window
   std::size_t bytes = 0;
 };
 
-std::vector<Slice> slices_of(std::size_t bytes, const Cut& cut, std::mt19937_64& random) {
-  std::vector<Slice> slices;
+std::vector<Chunk> chunks_of(std::size_t bytes, const Cut& cut, std::mt19937_64& random) {
+  std::vector<Chunk> chunks;
   std::size_t turn = random() % cut.lengths.size();
-  for (std::size_t begin = 0; begin < bytes; begin += slices.back().bytes) {
+  for (std::size_t begin = 0; begin < bytes; begin += chunks.back().bytes) {
     const std::size_t wanted = cut.lengths[turn++ % cut.lengths.size()];
-    slices.push_back({.begin = begin, .bytes = std::min(wanted, bytes - begin)});
+    chunks.push_back({.begin = begin, .bytes = std::min(wanted, bytes - begin)});
   }
-  return slices;
+  return chunks;
 }
 
-// Moves all slices of a window. A read_many joins neighbours into one request, so `many` takes
-// every second slice at a time.
+// Moves all chunks of a window. A read_many joins neighbours into one request, so `many` takes
+// every second chunk at a time.
 template <class Transfer, class Move, class MoveMany>
-void move_slices(std::vector<Slice> slices, Calls calls, std::mt19937_64& random,
-                 const std::function<Transfer(const Slice&)>& transfer_of, const Move& move,
+void move_chunks(std::vector<Chunk> chunks, Calls calls, std::mt19937_64& random,
+                 const std::function<Transfer(const Chunk&)>& transfer_of, const Move& move,
                  const MoveMany& move_many) {
   if (calls == Calls::many) {
     for (const std::size_t parity : {0U, 1U}) {
       std::vector<Transfer> transfers;
-      for (std::size_t i = parity; i < slices.size(); i += 2) {
-        transfers.push_back(transfer_of(slices[i]));
+      for (std::size_t i = parity; i < chunks.size(); i += 2) {
+        transfers.push_back(transfer_of(chunks[i]));
       }
       if (!transfers.empty()) finish(move_many(transfers));
     }
     return;
   }
-  std::ranges::shuffle(slices, random);
+  std::ranges::shuffle(chunks, random);
   std::vector<Operation> operations;
-  operations.reserve(slices.size());
-  for (const Slice& slice : slices) operations.push_back(move(transfer_of(slice)));
+  operations.reserve(chunks.size());
+  for (const Chunk& chunk : chunks) operations.push_back(move(transfer_of(chunk)));
   for (const Operation& operation : operations) finish(operation);
 }
 
@@ -248,11 +248,11 @@ class Verification {
       for (std::size_t at = 0; at < count; at += stamped_block_bytes) {
         write_stamp(memory.subspan(at, stamped_block_bytes), stamp_at(offset + at, generation));
       }
-      move_slices<WriteTransfer>(
-          slices_of(count, cut, random_), cut.calls, random_,
-          [&](const Slice& slice) {
-            return WriteTransfer{memory.subspan(slice.begin, slice.bytes), file_,
-                                 offset + slice.begin};
+      move_chunks<WriteTransfer>(
+          chunks_of(count, cut, random_), cut.calls, random_,
+          [&](const Chunk& chunk) {
+            return WriteTransfer{memory.subspan(chunk.begin, chunk.bytes), file_,
+                                 offset + chunk.begin};
           },
           [&](const WriteTransfer& one) { return handle.write(one.memory, one.file, one.offset); },
           [&](const std::vector<WriteTransfer>& many) { return handle.write_many(many); });
@@ -267,11 +267,11 @@ class Verification {
           static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, options_.bytes - offset));
       const auto memory = to_read_.bytes(cut, count);
       std::ranges::fill(memory, never_read);
-      move_slices<ReadTransfer>(
-          slices_of(count, cut, random_), cut.calls, random_,
-          [&](const Slice& slice) {
-            return ReadTransfer{memory.subspan(slice.begin, slice.bytes), file_,
-                                offset + slice.begin};
+      move_chunks<ReadTransfer>(
+          chunks_of(count, cut, random_), cut.calls, random_,
+          [&](const Chunk& chunk) {
+            return ReadTransfer{memory.subspan(chunk.begin, chunk.bytes), file_,
+                                offset + chunk.begin};
           },
           [&](const ReadTransfer& one) { return handle.read(one.memory, one.file, one.offset); },
           [&](const std::vector<ReadTransfer>& many) { return handle.read_many(many); });
