@@ -108,7 +108,7 @@ def test_errors_of_cufile_are_ours(cufile, path, tmp_path):
     with pytest.raises(OSError) as caught:
         cufile.read_now(tensor, str(tmp_path / "none"))
     assert caught.value.errno == errno.ENOENT
-    with pytest.raises(OSError, match="not a GPU|EFAULT|on cpu"):
+    with pytest.raises(OSError, match="not on a GPU|EFAULT|on cpu"):
         _core.register_gpu_memory(torch.empty(100))
     _core.register_gpu_memory(tensor)
     with pytest.raises(OSError, match="CU_FILE_MEMORY_ALREADY_REGISTERED") as caught:
