@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 
 #include "os/cuda.h"
 #include "os/environment.h"
+#include "os/fork_mutex.h"
 #include "os/library.h"
 #include "os/system.h"
 #include "tensorferry/gds.h"
@@ -166,9 +166,9 @@ State& state() {
   return instance;
 }
 
-// A fork must not happen while another thread holds the lock.
-[[maybe_unused]] const int fork_watch = pthread_atfork(
-    [] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
+std::mutex& state_mutex() { return state().mutex; }
+
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<state_mutex>();
 
 // With the lock held.
 const Library* load() {

@@ -1,6 +1,5 @@
 #include "handle/trace.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +9,7 @@
 
 #include "base/errno_name.h"
 #include "os/environment.h"
+#include "os/fork_mutex.h"
 #include "os/system.h"
 #include "tensorferry/trace.h"
 
@@ -64,10 +64,9 @@ Trouble& trouble() {
   return one;
 }
 
-// A fork must not happen while another thread holds the lock.
-[[maybe_unused]] const int fork_watch =
-    pthread_atfork([] { trouble().mutex.lock(); }, [] { trouble().mutex.unlock(); },
-                   [] { trouble().mutex.unlock(); });
+std::mutex& trouble_mutex() { return trouble().mutex; }
+
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<trouble_mutex>();
 
 void note_problem(const std::string& what, int code, const char* why = "") {
   const std::lock_guard lock(trouble().mutex);
