@@ -23,7 +23,7 @@ function(tensorferry_room)
   if(TENSORFERRY_TESTS AND room_TESTS)
     add_executable(${room_NAME}_test ${room_TESTS})
     target_link_libraries(${room_NAME}_test PRIVATE ${target} ${below} tensorferry_flags
-                          tensorferry_test_support GTest::gtest_main)
+                          tensorferry_cold_flags tensorferry_test_support GTest::gtest_main)
     gtest_discover_tests(${room_NAME}_test DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
   endif()
 endfunction()
