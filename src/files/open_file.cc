@@ -372,7 +372,7 @@ void OpenFile::reserve(std::uint64_t offset, std::uint64_t bytes, std::uint64_t 
   if (!regular_ || !direct() || bytes < reserve_bytes_min) return;
   const std::uint64_t begin = std::max(offset, old_end);
   const std::uint64_t end = offset + bytes;
-  // If the space is too small, the write itself shall fail, as late as possible.
+  // If the space is too small, the write itself fails, as late as possible.
   if (begin >= end || free_bytes() < end - begin) return;
   // Allocate first, then move the end: if the first call fails, nobody sees a file of zeros.
   if (system_.fallocate(direct_fd_, FALLOC_FL_KEEP_SIZE, begin, end - begin) < 0) return;

@@ -13,8 +13,8 @@ PROGRAM = BUILD / "bin" / "tensorferry"
 
 
 def hear_signals():
-    """Whoever started the tests may have them ignored: nohup does, and so does a shell for what it
-    runs in the background."""
+    """The parent may have ignored them: nohup does, and so does a shell for jobs in the
+    background."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 

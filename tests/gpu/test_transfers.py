@@ -227,7 +227,7 @@ tensor = torch.zeros(1000, device="cuda")
 with tensorferry.Handle() as handle:
     handle.read_now(tensor, sys.argv[1])
 assert float(tensor.sum()) == 1000
-assert torch.frombuffer(before, dtype=torch.uint8).is_pinned()  # once CUDA is there
+assert torch.frombuffer(before, dtype=torch.uint8).is_pinned()  # once CUDA has started
 print("fine")
 """
 

@@ -1,4 +1,4 @@
-"""What a public forge, editors and pre-commit read: it parses, and what it names is there. Nothing
+"""What a public forge, editors and pre-commit read: it parses, and what it names exists. Nothing
 here can run a workflow, so each file says that it is untested."""
 
 import configparser

@@ -1,4 +1,4 @@
-"""Whoever starts a program with privileges does not steer it: no variable of ours counts there."""
+"""A user cannot steer a privileged program: it ignores our environment variables."""
 
 import os
 import re

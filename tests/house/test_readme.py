@@ -1,4 +1,4 @@
-"""What the documents name is there: make targets, files, links. test_documents.py runs the code."""
+"""What the documents name exists: make targets, files, links. test_documents.py runs the code."""
 
 import re
 import subprocess

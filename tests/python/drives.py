@@ -22,7 +22,7 @@ __all__ = [
 
 @contextmanager
 def memory_mount(place, size):
-    """A tmpfs of so many bytes."""
+    """A tmpfs of `size` bytes."""
     point = place / "tmpfs"
     point.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", point]

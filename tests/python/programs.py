@@ -33,8 +33,7 @@ def run_python(code, *args, timeout=120, **env):
         text=True,
         timeout=timeout,
         env=os.environ | env,
-        # Whoever started the tests may have Ctrl-C ignored: a shell does for what it runs in the
-        # background.
+        # The parent may have ignored Ctrl-C: a shell does that for jobs in the background.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 

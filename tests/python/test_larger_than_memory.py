@@ -28,7 +28,7 @@ TRAIN_LIMIT = 816 * MiB
 
 @contextlib.contextmanager
 def cgroup(limit):
-    """A folder of the memory controller; whoever is in it is killed beyond the limit."""
+    """A folder of the memory controller, which kills processes in it beyond the limit."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     at = [m[1] for m in mounts if m[2] == "cgroup" and "memory" in m[3].split(",")]
     if not at:

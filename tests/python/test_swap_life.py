@@ -352,7 +352,7 @@ def test_fork_leaves_the_space_to_the_parent(tmp_path):
 
 
 def test_a_view_never_has_what_could_not_be_written(tmp_path):
-    """Nor does it pass off what was before: that is there when the failure is known."""
+    """It shows the old bytes only once the failure is known."""
     old, new = b"1" * (16 * MiB), b"2" * (16 * MiB)
     with overbooked_drive(tmp_path) as (drive, fill), SwapSpace(drive, buffer_bytes=MiB) as space:
         space.put("key", old).wait()

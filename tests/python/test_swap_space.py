@@ -83,7 +83,7 @@ DEEDS = st.lists(
 
 
 class Model:
-    """A swap space and a dict that shall hold the same."""
+    """A swap space and a dict that must hold the same."""
 
     def __init__(self, space, seed):
         self.space = space

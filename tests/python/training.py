@@ -113,7 +113,7 @@ def both(tmp_path, make, params=None, **options):
 
 
 class MasterAdamW:
-    """AdamW in fp32 for parameters in bf16 and fp16: what ours with masters shall equal."""
+    """AdamW in fp32 for parameters in bf16 and fp16: ours with masters must equal it."""
 
     def __init__(self, params, kind=torch.optim.AdamW, **options):
         self.params = params

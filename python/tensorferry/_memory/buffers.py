@@ -15,7 +15,7 @@ NvmePath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one dire
 
 @contextlib.contextmanager
 def letting_go() -> Iterator[None]:
-    """Removes the buffers from the frames of an exception: whoever handles it may wait for them."""
+    """Removes the buffers from the frames of an exception: its handler may wait for them."""
     try:
         yield
     except BaseException as error:

@@ -51,7 +51,7 @@ class GpuPool:
         memory.record_stream(torch.cuda.current_stream(self.device))
 
     def note_end(self, nbytes: int) -> None:
-        """Says that so many bytes are free after the work of the current stream."""
+        """Records that `nbytes` bytes are free after the work of the current stream."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         self._leaving.append((event, nbytes))

@@ -59,8 +59,8 @@ class Residency:
                 return self._take_more(unit)
 
     def _take_ahead(self, unit: Unit, ahead: int) -> torch.Tensor | None:
-        """Returns memory for a unit that is needed so many uses ahead, or None if all memory is
-        taken by units that are needed sooner."""
+        """Returns memory for a unit that is needed `ahead` uses from now, or None if units that are
+        needed sooner hold all of it."""
         while True:
             if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
@@ -73,8 +73,8 @@ class Residency:
         return [unit for unit in self.units if unit.memory is not None and unit.users == 0]
 
     def _evict_one(self, units: list[Unit], later_than: int = -1) -> bool:
-        """Evicts the one that is needed last, if that is later than so many uses ahead. Returns
-        False if there is none."""
+        """Evicts the unit that is needed last, if that is more than `later_than` uses from now.
+        Returns False if there is none."""
         victim = max(units, key=self._expendability, default=None)
         if victim is None or self._order.next_use(victim) <= later_than:
             return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .unit import Unit
 
-# A pass ends after so many uses, for programs that never call the whole model.
+# A pass ends after this many uses, for programs that never call the whole model.
 _LONGEST_PASS = 1024
 
 
@@ -29,7 +29,7 @@ class UseOrder:
         self._now = 0
 
     def record(self, unit: Unit, units: int) -> None:
-        """Records the use of a unit of a model that has so many."""
+        """Records the use of a unit of a model that has `units` units."""
         if self._trace and self._trace[-1] is unit:
             return
         if len(self._trace) >= max(_LONGEST_PASS, 8 * units):

@@ -240,7 +240,7 @@ class SubGroups:
         return shards
 
     def _sub_group(self, device: torch.device, nbytes: int) -> SubGroup:
-        """The sub-group that takes the next shard of so many bytes."""
+        """The sub-group that takes the next shard, of `nbytes` bytes."""
         full = self._filled + nbytes > self.buffer_bytes
         if not self._groups or full or self._groups[-1].device != device:
             self._groups.append(SubGroup(len(self._groups), device))
