@@ -8,7 +8,7 @@
 namespace tensorferry {
 
 // A snapshot. Every fallback, retry and short transfer is counted: nothing is silent. New fields
-// come last.
+// come last; a new counter goes into stats_counters too.
 struct Stats {
   std::uint64_t operations = 0;  // ended: done, failed or cancelled
   std::uint64_t failed_operations = 0;

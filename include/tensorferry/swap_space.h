@@ -46,13 +46,13 @@ struct SwapStats {
   std::uint64_t written_bytes = 0;       // to the drives, which wears them
   std::uint64_t forwarded_bytes = 0;     // read from the memory of an unfinished put
   std::uint64_t prefetched = 0;          // fetch() and get() calls that a prefetch served
-  std::uint64_t prefetches_in_vain = 0;  // dropped for their room, or out of date
-  std::uint64_t waits = 0;               // calls that had to wait for room in the buffers
+  std::uint64_t prefetches_in_vain = 0;  // dropped for their buffer, or out of date
+  std::uint64_t waits = 0;               // calls that had to wait for free buffers
   std::uint64_t buffer_bytes = 0;        // the size of the buffers
   std::uint64_t buffer_bytes_used = 0;
 };
 
-// A part of the buffers of a SwapSpace. Copies share it. Its room becomes free when the last copy
+// A part of the buffers of a SwapSpace. Copies share it. It becomes free when the last copy
 // is destroyed and no operation uses it. May outlive its SwapSpace. After fork() only the parent
 // has it, even if the buffers are ordinary memory: a child that touches it faults.
 class TENSORFERRY_EXPORT SwapBuffer {
@@ -99,7 +99,7 @@ struct SwapPart {
 // notes() throw Error (ECHILD); destroying it, its buffers and its views there is safe and does
 // nothing.
 //
-// A tensor that is put again gets new room on the drives; the old room is free when the new bytes
+// A tensor that is put again gets new space on the drives; the old space is free when the new bytes
 // are on the drive. Readers see the old bytes or the new ones, and a put that fails changes
 // nothing.
 class TENSORFERRY_EXPORT SwapSpace {
@@ -130,7 +130,7 @@ class TENSORFERRY_EXPORT SwapSpace {
                 CudaStream stream = {});
 
   // Starts to read a tensor into the buffers, for the next fetch() or get() of it. Only a hint:
-  // returns false if the buffers have no room now, or if the tensor is in memory. take() may drop
+  // returns false if the buffers are full now, or if the tensor is in memory. take() may drop
   // prefetched tensors. Throws Error (ENOENT) if no tensor has that key.
   bool prefetch(std::string_view key);
 
@@ -138,14 +138,15 @@ class TENSORFERRY_EXPORT SwapSpace {
     SwapBuffer buffer;
     Operation operation;  // when it is done, the buffer holds the bytes
   };
-  // Reads a tensor into a buffer: the one that prefetch() fills, or a new one. Waits for room in
-  // the buffers, but not for the bytes. Returns nullopt if the deadline passes first. Throws Error
+  // Reads a tensor into a buffer: the one that prefetch() fills, or a new one. Waits for a free
+  // buffer, but not for the bytes. Returns nullopt if the deadline passes first. Throws Error
   // as get() and take() do.
   std::optional<Fetched> fetch(std::string_view key,
                                Clock::time_point deadline = Clock::time_point::max());
 
-  // Takes room in the buffers, with any content, to fill and put(). Waits for room. Returns nullopt
-  // if the deadline passes first. Throws Error (EINVAL) for more than the size of the buffers.
+  // Takes a part of the buffers, with any content, to fill and put(). Waits until one is free.
+  // Returns nullopt if the deadline passes first. Throws Error (EINVAL) for more than the size of
+  // the buffers.
   std::optional<SwapBuffer> take(std::size_t bytes,
                                  Clock::time_point deadline = Clock::time_point::max());
 
@@ -165,7 +166,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   // The size of a tensor; nullopt if no tensor has that key.
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
 
-  // Makes room for `bytes` on the drives ahead of need. Throws Error (ENOSPC).
+  // Allocates space for `bytes` on the drives ahead of need. Throws Error (ENOSPC).
   void reserve(std::uint64_t bytes);
 
   [[nodiscard]] SwapStats stats() const;

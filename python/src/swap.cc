@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 
 #include "bindings.h"
 #include "closable.h"

@@ -88,8 +88,8 @@ def _check_validation(file: _File, validate: bool) -> None:
 
 def _wrong_size(filename: _Path, size: int, wanted: int) -> OSError:
     hint = (
-        f"the file holds {size} bytes and the buffer {wanted}; they must be equal "
-        "(a Handle reads parts)"
+        f"the file holds {size} bytes and the buffer {wanted}; they must be equal; "
+        "use Handle.read() for a part of a file"
     )
     return _failure(InvalidArgument, errno.EINVAL, "read", hint, filename, 0, wanted)
 

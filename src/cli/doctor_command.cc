@@ -17,7 +17,7 @@ namespace tensorferry::cli {
 namespace {
 
 using bench::Finding;
-using bench::Status;
+using bench::FindingStatus;
 
 struct Options {
   std::vector<std::string> directories{std::filesystem::current_path()};
@@ -53,18 +53,18 @@ constexpr const char* faint = "2";
 constexpr const char* bold = "1";
 
 const char* colour_of(const Finding& finding) {
-  if (finding.status == Status::ok) return green;
+  if (finding.status == FindingStatus::ok) return green;
   if (!bench::needs_attention(finding)) return faint;
-  return finding.status == Status::warning ? yellow : red;
+  return finding.status == FindingStatus::warning ? yellow : red;
 }
 
-const char* mark_of(Status status) {
+const char* mark_of(FindingStatus status) {
   switch (status) {
-    case Status::ok:
+    case FindingStatus::ok:
       return "✓";
-    case Status::warning:
+    case FindingStatus::warning:
       return "!";
-    case Status::missing:
+    case FindingStatus::missing:
       return "✗";
   }
   return "";
@@ -87,7 +87,7 @@ void print_findings(const std::vector<Finding>& findings, Ink ink) {
         fmt::format("{} {:<7}", mark_of(finding.status), bench::to_string(finding.status));
     fmt::print("  {}  {:<{}}  {}\n", painted(status, colour_of(finding), ink), finding.name, width,
                finding.found);
-    if (finding.status != Status::ok && !finding.advice.empty()) {
+    if (finding.status != FindingStatus::ok && !finding.advice.empty()) {
       fmt::print("  {:9}  {:<{}}  {}\n", "", "", width, painted("→ " + finding.advice, faint, ink));
     }
   }

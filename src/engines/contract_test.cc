@@ -426,17 +426,17 @@ TEST_P(EngineContract, capabilities_are_sane) {
   const auto engine = open();
   EXPECT_EQ(engine->kind(), GetParam());
   const Capabilities facts = engine->capabilities();
-  EXPECT_LE(facts.buffer_slots, 1U << 14);
-  EXPECT_LE(facts.file_slots, 1U << 15);
+  EXPECT_LE(facts.buffers_max, 1U << 14);
+  EXPECT_LE(facts.files_max, 1U << 15);
   EXPECT_GE(engine->cpu_seconds(), 0);
   const Memory memory(4096);
-  EXPECT_LT(engine->register_buffer(facts.buffer_slots, memory.bytes()), 0) << "out of range";
-  EXPECT_LT(engine->register_file(facts.file_slots, fd_), 0) << "out of range";
+  EXPECT_LT(engine->register_buffer(facts.buffers_max, memory.bytes()), 0) << "out of range";
+  EXPECT_LT(engine->register_file(facts.files_max, fd_), 0) << "out of range";
 }
 
 TEST_P(EngineContract, registered_buffers_are_used_let_go_and_replaced) {
   const auto engine = open();
-  if (engine->capabilities().buffer_slots < 2) GTEST_SKIP() << "registers no buffers";
+  if (engine->capabilities().buffers_max < 2) GTEST_SKIP() << "registers no buffers";
   const Memory first(1 * MiB);
   const Memory second(1 * MiB);
   for (int round = 0; round < 5; ++round) {
@@ -467,7 +467,7 @@ TEST_P(EngineContract, registered_buffers_are_used_let_go_and_replaced) {
 
 TEST_P(EngineContract, requests_in_flight_keep_a_buffer_that_is_let_go) {
   const auto engine = open();
-  if (engine->capabilities().buffer_slots == 0) GTEST_SKIP() << "registers no buffers";
+  if (engine->capabilities().buffers_max == 0) GTEST_SKIP() << "registers no buffers";
   for (int round = 0; round < 20; ++round) {
     const Memory memory(depth * 256 * KiB);
     ASSERT_EQ(engine->register_buffer(3, memory.bytes()), 0);
@@ -488,7 +488,7 @@ TEST_P(EngineContract, a_buffer_over_a_gibibyte_is_refused) {
 
 TEST_P(EngineContract, a_registered_file_outlives_its_descriptor) {
   const auto engine = open();
-  if (engine->capabilities().file_slots == 0) GTEST_SKIP() << "registers no files";
+  if (engine->capabilities().files_max == 0) GTEST_SKIP() << "registers no files";
   const Memory memory(64 * KiB);
   for (int round = 0; round < 5; ++round) {
     const int fd = ::open(path_.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
@@ -514,7 +514,7 @@ TEST_P(EngineContract, a_registered_file_outlives_its_descriptor) {
 
 TEST_P(EngineContract, requests_in_flight_keep_a_file_that_is_let_go) {
   const auto engine = open();
-  if (engine->capabilities().file_slots == 0) GTEST_SKIP() << "registers no files";
+  if (engine->capabilities().files_max == 0) GTEST_SKIP() << "registers no files";
   const Memory memory(depth * 256 * KiB);
   for (int round = 0; round < 20; ++round) {
     const int fd = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -535,7 +535,7 @@ TEST_P(EngineContract, another_thread_than_the_opener_can_be_the_owner) {
   auto used = std::async(std::launch::async, [&] {
     EXPECT_EQ(opened->attach(), 0);
     const Memory memory(64 * KiB);
-    if (opened->capabilities().buffer_slots > 0) {
+    if (opened->capabilities().buffers_max > 0) {
       EXPECT_EQ(opened->register_buffer(0, memory.bytes()), 0);
     }
     EXPECT_EQ(run(*opened, request(RequestKind::read, memory.at(0), 64 * KiB, 0)), 64 * KiB);

@@ -65,7 +65,7 @@ constexpr std::array names{
     Name{5002, "CU_FILE_DRIVER_INVALID_PROPS", EINVAL, "check cufile.json"},
     Name{5003, "CU_FILE_DRIVER_UNSUPPORTED_LIMIT", EINVAL, "check cufile.json"},
     Name{5004, "CU_FILE_DRIVER_VERSION_MISMATCH", ENOTSUP,
-         "install versions of nvidia-fs and libcufile that fit"},
+         "install matching versions of nvidia-fs and libcufile"},
     Name{5005, "CU_FILE_DRIVER_VERSION_READ_ERROR", EIO, ""},
     Name{5006, "CU_FILE_DRIVER_CLOSING", ESHUTDOWN, ""},
     Name{5007, "CU_FILE_PLATFORM_NOT_SUPPORTED", ENOTSUP, ""},

@@ -34,15 +34,17 @@ std::string gpu_path(EngineKind kind) {
 }
 
 Result<std::shared_ptr<const GpuFile>> open_gpu_file(EngineKind kind, int fd) {
+  constexpr const char* use_gds = "use GPUDirect Storage";
   const auto refuse = [](int code, std::string why) {
-    return Error({.operation = "use GPUDirect Storage", .code = code, .hint = std::move(why)});
+    return Error({.operation = use_gds, .code = code, .hint = std::move(why)});
   };
   if (!moves_gpu_memory(kind)) return refuse(EINVAL, "the engine moves no memory of GPUs");
   if (fd < 0) return refuse(EOPNOTSUPP, "cuFile needs a file with O_DIRECT");
   auto opened = GpuFile::of(fd);
   if (opened.ok()) return std::shared_ptr<const GpuFile>(std::move(opened.value()));
   const Error& error = opened.error();
-  return refuse(error.code(), error.operation() + ": " + error.hint());
+  const bool named = error.operation() == use_gds;
+  return refuse(error.code(), named ? error.hint() : error.operation() + ": " + error.hint());
 }
 
 std::optional<OwnCode> own_code(int code) {

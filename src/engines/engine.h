@@ -56,8 +56,8 @@ struct Submitted {
 };
 
 struct Capabilities {
-  unsigned buffer_slots = 0;  // how many buffers can be registered; 0: none
-  unsigned file_slots = 0;
+  unsigned buffers_max = 0;  // how many buffers can be registered; 0: none
+  unsigned files_max = 0;
 };
 
 inline constexpr std::size_t registered_buffer_bytes_max = std::size_t{1} << 30;

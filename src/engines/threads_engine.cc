@@ -41,7 +41,7 @@ class ThreadsEngine final : public Engine {
 
   [[nodiscard]] EngineKind kind() const noexcept override { return kind_; }
   [[nodiscard]] Capabilities capabilities() const noexcept override {
-    return {.buffer_slots = 0, .file_slots = 0};
+    return {.buffers_max = 0, .files_max = 0};
   }
   int attach() override { return 0; }
 

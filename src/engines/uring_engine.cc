@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
 constexpr std::uint64_t cancel_tag = wake_tag - 1;
-constexpr unsigned buffer_slots_wanted = 1024;
-constexpr unsigned file_slots_wanted = 64;
+constexpr unsigned buffers_max_wanted = 1024;
+constexpr unsigned files_max_wanted = 64;
 
 // The ring features worth having, best first; each line drops one that older kernels lack. A ring
 // with a single issuer starts disabled, so that attach() can choose the thread.
@@ -79,7 +79,7 @@ class UringEngine final : public Engine {
   [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::io_uring; }
 
   [[nodiscard]] Capabilities capabilities() const noexcept override {
-    return {.buffer_slots = buffer_slots_, .file_slots = file_slots_};
+    return {.buffers_max = buffers_max_, .files_max = files_max_};
   }
 
   int attach() override {
@@ -87,11 +87,11 @@ class UringEngine final : public Engine {
       const int enabled = io_uring_enable_rings(&ring_);
       if (enabled < 0) return enabled;
     }
-    if (io_uring_register_buffers_sparse(&ring_, buffer_slots_wanted) == 0) {
-      buffer_slots_ = buffer_slots_wanted;
+    if (io_uring_register_buffers_sparse(&ring_, buffers_max_wanted) == 0) {
+      buffers_max_ = buffers_max_wanted;
     }
-    if (io_uring_register_files_sparse(&ring_, file_slots_wanted) == 0) {
-      file_slots_ = file_slots_wanted;
+    if (io_uring_register_files_sparse(&ring_, files_max_wanted) == 0) {
+      files_max_ = files_max_wanted;
     }
     watch_for_wake();
     return 0;
@@ -255,8 +255,8 @@ class UringEngine final : public Engine {
   bool woken_ = false;  // since reap() began
   std::size_t depth_;
   std::size_t in_flight_ = 0;
-  unsigned buffer_slots_ = 0;
-  unsigned file_slots_ = 0;
+  unsigned buffers_max_ = 0;
+  unsigned files_max_ = 0;
 };
 
 Error refused(const char* operation, int code) {

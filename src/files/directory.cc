@@ -64,8 +64,8 @@ Result<std::shared_ptr<const Directory>> Directory::of(os::System& system, int f
       directory->identity_ = identity_of(facts);
       const int seen = system.stat_at(opened, name.c_str(), STATX_INO, &facts);
       if (seen >= 0 && identity_of(facts) == identity_of(file)) return Found(directory);
-      if (told && seen == -EACCES)
-        return Found(directory);  // we may read the directory, but not search it
+      // We may read the directory, but not search it.
+      if (told && seen == -EACCES) return Found(directory);
     }
     // The file may have been renamed meanwhile: only a result that comes twice counts.
     if (std::exchange(before, now) != now) continue;

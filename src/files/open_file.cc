@@ -171,9 +171,10 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
     return refuse(EINVAL,
                   "the descriptor has O_APPEND, which ignores offsets; open the file without it");
   }
-  if ((flags & O_PATH) != 0)
+  if ((flags & O_PATH) != 0) {
     return refuse(EBADF,
                   "the descriptor has O_PATH and cannot move bytes; open the file without it");
+  }
 
   const int fd = system.duplicate(descriptor);
   if (fd < 0) return file->failure("duplicate descriptor", -fd);
@@ -201,7 +202,7 @@ Result<std::shared_ptr<OpenFile>> OpenFile::borrow(os::System& system, int descr
         if (Status learned = file->learn_alignment(facts); !learned.ok()) return learned.error();
       } else {
         system.close(reopened.value());
-        file->direct_reason_ = "the system does not tell the alignment that O_DIRECT needs";
+        file->direct_reason_ = "the system does not report the alignment that O_DIRECT needs";
       }
     } else {
       file->direct_reason_ = "the file could not be opened a second time with O_DIRECT (" +

@@ -68,7 +68,7 @@ int aio_read(std::span<std::byte> buffer, const std::string& filename, std::size
                  .code = EINVAL,
                  .hint = "the file holds " + std::to_string(size) + " bytes and the buffer " +
                          std::to_string(buffer.size()) +
-                         "; they must be equal (a Handle reads parts)"});
+                         "; they must be equal; use Handle.read() for a part of a file"});
   }
   handle.read_now(buffer, file);
   if (elapsed != nullptr) elapsed->transfer_us = us_since(start);

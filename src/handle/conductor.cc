@@ -81,7 +81,7 @@ Stats Conductor::stats() {
 
 // --- Crews -----------------------------------------------------------------------------------
 
-std::vector<std::shared_ptr<Crew>> Conductor::crews() noexcept {
+std::vector<std::shared_ptr<Crew>> Conductor::crews() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Crew>> all;
   for (const auto* crew : {&main_, &buffered_, &gpu_}) {

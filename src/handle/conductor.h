@@ -70,7 +70,7 @@ class Conductor {
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
   // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
-  [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews() noexcept;
+  [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews();
   // Each starts its crew at the first call.
   [[nodiscard]] Result<std::shared_ptr<Crew>> main_crew(const Device& device);
   [[nodiscard]] Result<std::shared_ptr<Crew>> gpu_crew(const files::OpenFile& file);

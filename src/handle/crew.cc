@@ -117,7 +117,7 @@ void Crew::look_after_end() noexcept {
 void Crew::give_up() noexcept {
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(options_.close_limit);
   const std::string why = "its handle was closed and nothing moved for " +
-                          std::to_string(limit.count()) + " ms, so the write was given up";
+                          std::to_string(limit.count()) + " ms, so the operation was given up";
   for (const auto& transfer : live()) {
     if (transfer->stopping() || transfer->syncing()) continue;
     if (transfer->direction() == Direction::write) transfer->give_up(why);

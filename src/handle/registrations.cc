@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 #include <utility>
 
 #include "base/alignment.h"
@@ -29,7 +28,7 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
     if (!free_indexes_.empty()) {
       index = free_indexes_.back();
       free_indexes_.pop_back();
-    } else if (next_index_ < engine_.capabilities().buffer_slots) {
+    } else if (next_index_ < engine_.capabilities().buffers_max) {
       ++next_index_;
     } else {
       refused = ENOSPC;
@@ -54,7 +53,7 @@ RegisteredRegions::Entry& RegisteredRegions::enter(const std::shared_ptr<memory:
 
 int RegisteredRegions::index_of(const std::shared_ptr<memory::Region>& region,
                                 std::span<const std::byte> memory) {
-  if (engine_.capabilities().buffer_slots == 0) return -1;
+  if (engine_.capabilities().buffers_max == 0) return -1;
   const auto known = entries_.find(region->id());
   const Entry& entry = known != entries_.end() ? known->second : enter(region);
   if (entry.indexes.empty()) return -1;
@@ -101,7 +100,7 @@ int RegisteredFiles::use(const Run& run) {
     if (entry.run == nullptr) unused = &entry;
   }
   if (unused == nullptr) {
-    if (entries_.size() >= engine_.capabilities().file_slots) return -1;
+    if (entries_.size() >= engine_.capabilities().files_max) return -1;
     unused = &entries_.emplace_back();
   }
   const auto index = static_cast<unsigned>(unused - entries_.data());

@@ -24,7 +24,7 @@ struct Attempt {
 enum class Verdict : std::uint8_t {
   done,    // all that is needed has moved
   resume,  // a short transfer: continue at `done`
-  retry,   // nothing moved: try again after retry_delay()
+  retry,   // no progress: try again after retry_delay()
   ended,   // the file seems to end before the last byte that is needed
   fail,    // with `code`
 };

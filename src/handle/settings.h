@@ -21,7 +21,8 @@ enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inlin
 [[nodiscard]] std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept;
 
 // Whether a small transfer through slots is cut into quarters, so that one is copied while the
-// others are under way. Not if the user chose block size, depth or no overlap.
+// others are under way. Not if the user chose a block size, a depth below 4 or no
+// overlap.
 [[nodiscard]] bool cuts_small_transfers(const HandleOptions& options) noexcept;
 
 // How many bytes of a transfer an inline caller may move through a slot. It copies them only after

@@ -91,7 +91,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // `verb` names it in errors and in the trace: "read", "write", "sync".
   Transfer(Direction direction, const char* verb, std::shared_ptr<Ledger> ledger);
-  // Notes a failure that nobody has asked about in the ledger.
+  // Notes in the ledger a failure that nobody has asked about.
   ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;

@@ -31,7 +31,7 @@ Result<std::shared_ptr<const engines::GpuFile>> gpu_file_of(EngineKind engine,
                 .path = file.path(),
                 .code = error.code(),
                 .hint = (file.direct() ? error.hint() : file.direct_reason()) +
-                        "; the engine auto reaches this file"});
+                        "; use the engine auto for this file"});
 }
 
 // The region that holds all memory of a run of one piece. It was found last.

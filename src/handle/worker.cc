@@ -109,7 +109,7 @@ std::shared_ptr<Crew> Worker::run() {
   return crew_.leave();
 }
 
-std::size_t Worker::room() const noexcept {
+std::size_t Worker::flights_left() const noexcept {
   const std::size_t active = flights_.size() - free_.size() - landed_.size() - unloading_;
   const std::size_t depth = crew_.options().queue_depth;
   return active < depth ? std::min(depth - active, free_.size()) : 0;
@@ -127,8 +127,8 @@ bool Worker::work_at_hand() const noexcept {
 void Worker::take_up_claims() {
   queue_was_empty_ = false;
   if (crew_.options().overlap == Overlap::off && !idle()) return;
-  while (!queue_was_empty_ && room() > 0) {
-    const std::size_t wanted = std::min(room(), claims_.size());
+  while (!queue_was_empty_ && flights_left() > 0) {
+    const std::size_t wanted = std::min(flights_left(), claims_.size());
     const std::size_t count = crew_.claim(*this, {claims_.data(), wanted});
     for (std::size_t i = 0; i < count; ++i) take_up(std::move(claims_[i]));
     queue_was_empty_ = count < wanted;

@@ -104,7 +104,7 @@ class Worker {
   [[nodiscard]] static bool counts_for_cache(const Flight& flight) noexcept;
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
   // How many more flights fit into the queue. Flights that have landed no longer count.
-  [[nodiscard]] std::size_t room() const noexcept;
+  [[nodiscard]] std::size_t flights_left() const noexcept;
   [[nodiscard]] bool work_at_hand() const noexcept;
 
   Crew& crew_;

@@ -199,8 +199,8 @@ void unlist_region(const Region& region) noexcept {
 
 std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return nullptr;
-  std::shared_ptr<Region>
-      region;  // outlives the lock: if it is the last reference, its end takes other locks
+  // Outlives the lock: if it is the last reference, its end takes other locks.
+  std::shared_ptr<Region> region;
   const std::lock_guard lock(registry().mutex);
   auto after = registry().listed.upper_bound(bytes.data());
   if (after == registry().listed.begin()) return nullptr;

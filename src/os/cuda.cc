@@ -127,6 +127,7 @@ std::string name_of(int device) { return "cuda:" + std::to_string(device); }
 }  // namespace
 
 CudaFailure cuda_failure(const CudaDriver& driver, const char* call, CudaCode code, int device) {
+  if (code == CudaCode::foreign_stream) call = "use stream";  // no call of CUDA failed
   if (code < CudaCode::success) return {.call = call, .code = code, .text = name_of(device)};
   const char* name = nullptr;
   const char* text = nullptr;

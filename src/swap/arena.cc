@@ -140,8 +140,8 @@ std::shared_ptr<Lease> Arena::find(std::span<const std::byte> memory) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto first = reinterpret_cast<std::uintptr_t>(memory_.bytes.data());
   if (begin < first || begin - first >= size()) return nullptr;
-  std::shared_ptr<Lease>
-      lease;  // outlives the lock: if it is the last reference, its end takes the lock
+  // Outlives the lock: if it is the last reference, its end takes the lock.
+  std::shared_ptr<Lease> lease;
   const std::lock_guard lock(mutex_);
   const auto next = leases_.upper_bound(begin - first);
   if (next == leases_.begin()) return nullptr;

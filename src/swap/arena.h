@@ -59,7 +59,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // from `seen`, or returns false if the deadline passes first.
   [[nodiscard]] std::uint64_t changes() const;
   bool wait_until(std::uint64_t seen, std::chrono::steady_clock::time_point deadline);
-  // Wakes all waiting threads: room can be made now although no lease was given back.
+  // Wakes all waiting threads: buffers can be freed now although no lease was given back.
   void touch();
 
   [[nodiscard]] std::size_t size() const noexcept { return memory_.bytes.size(); }

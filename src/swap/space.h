@@ -23,7 +23,7 @@
 
 namespace tensorferry::swap {
 
-// The parts that tests replace.
+// What tests replace.
 struct Seams {
   handle::Seams handle;
 };

@@ -139,12 +139,12 @@ Result<std::shared_ptr<Allocation>> Store::take(std::uint64_t bytes) {
   next_ = (next_ + 1) % count;
   if (found < needed) {
     for (const auto& [drive, extent] : taken) drives_[drive].free.give_back(extent);
-    return no_room(needed);
+    return no_space(needed);
   }
   return std::make_shared<Allocation>(shared_from_this(), std::move(taken));
 }
 
-Error Store::no_room(std::uint64_t needed_bytes) const {
+Error Store::no_space(std::uint64_t needed_bytes) const {
   const bool full = growth_error_ == ENOSPC || growth_error_ == EDQUOT || growth_error_ == EFBIG;
   std::uint64_t free_bytes = 0;
   for (const Drive& drive : drives_) {
@@ -163,7 +163,7 @@ Error Store::no_room(std::uint64_t needed_bytes) const {
 
 Error Store::beyond_any_file(std::uint64_t bytes) {
   growth_error_ = EFBIG;
-  return no_room(bytes);
+  return no_space(bytes);
 }
 
 Status Store::reserve(std::uint64_t bytes) {
@@ -171,7 +171,7 @@ Status Store::reserve(std::uint64_t bytes) {
   if (bytes > bytes_max) return beyond_any_file(bytes);
   const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes());
   for (Drive& drive : drives_) {
-    if (drive.free.free_tail_bytes() < share && grow(drive, share) < 0) return no_room(bytes);
+    if (drive.free.free_tail_bytes() < share && grow(drive, share) < 0) return no_space(bytes);
   }
   return Nothing{};
 }

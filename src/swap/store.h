@@ -1,4 +1,4 @@
-// The files of a swap space: allocates room in them for tensors.
+// The files of a swap space: allocates space in them for tensors.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct DriveExtent {
   Extent extent;
 };
 
-// The room that one tensor has on the drives. Its destructor gives the room back.
+// The space that one tensor has on the drives. Its destructor gives the space back.
 class Allocation {
  public:
   // `extents` are in the order of the tensor's bytes.
@@ -56,7 +56,7 @@ class Store : public std::enable_shared_from_this<Store> {
       os::System& system, const std::vector<std::string>& directories, const std::string& run,
       unsigned rank);
 
-  // Allocates room for a tensor, spread over all drives. Fails with ENOSPC, which names the bytes
+  // Allocates space for a tensor, spread over all drives. Fails with ENOSPC, which names the bytes
   // needed and free.
   [[nodiscard]] Result<std::shared_ptr<Allocation>> take(std::uint64_t bytes);
   // Makes the files longer ahead of need. Fails with ENOSPC.
@@ -82,13 +82,13 @@ class Store : public std::enable_shared_from_this<Store> {
   explicit Store(os::System& system) : system_(system), generation_(os::fork_generation()) {}
   [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
   void give_back(const std::vector<DriveExtent>& taken);
-  // Both add to `taken` and return how many bytes they found room for.
+  // Both add to `taken` and return how many bytes they found space for.
   [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
                                          std::vector<DriveExtent>& taken);
   [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<DriveExtent>& taken);
   // 0 or -errno.
   [[nodiscard]] int grow(Drive& drive, std::uint64_t bytes);
-  [[nodiscard]] Error no_room(std::uint64_t needed_bytes) const;
+  [[nodiscard]] Error no_space(std::uint64_t needed_bytes) const;
   [[nodiscard]] Error beyond_any_file(std::uint64_t bytes);
 
   os::System& system_;

@@ -242,7 +242,7 @@ def test_engines_are_chosen_or_refused(path):
     with Handle() as handle:
         assert handle.engine in ("io_uring", "libaio", "threads")
         assert handle.engine_reason
-    with pytest.raises(InvalidArgument, match="auto, io_uring, libaio, threads and gds"):
+    with pytest.raises(InvalidArgument, match="auto, io_uring, libaio, threads or gds"):
         Handle("floppy")
 
 

@@ -130,7 +130,7 @@ class Offloaded(torch.optim.Optimizer):
             try:
                 trial = self._sub_groups.trial()
                 trial.add(group)
-                self._check_room(trial, self._store)
+                self._check_buffers(trial, self._store)
             except BaseException:
                 del self.param_groups[known]
                 raise
@@ -138,11 +138,11 @@ class Offloaded(torch.optim.Optimizer):
         if self._gradients is not None:
             self._gradients.watch(group["params"])
 
-    def _check_room(self, sub_groups: SubGroups, store: StateStore) -> None:
-        room = store.space.stats()["buffer_bytes"]
-        if sub_groups.largest > room:
+    def _check_buffers(self, sub_groups: SubGroups, store: StateStore) -> None:
+        held = store.space.stats()["buffer_bytes"]
+        if sub_groups.largest > held:
             raise ValueError(
-                f"the buffers hold {room} bytes, and a parameter with its states needs "
+                f"the buffers hold {held} bytes, and a parameter with its states needs "
                 f"{sub_groups.largest} at once: raise buffer_bytes"
             )
 
@@ -160,7 +160,7 @@ class Offloaded(torch.optim.Optimizer):
         sub_groups = self._sub_groups.trial()
         for group, own in zip(self.param_groups, settings):
             sub_groups.add(group, own)
-        self._check_room(sub_groups, store)
+        self._check_buffers(sub_groups, store)
         for sub_group in self._sub_groups:
             store.drop(sub_group)
         self._sub_groups.adopt(sub_groups)

@@ -60,19 +60,19 @@ Finding try_direct(const Scratch& scratch) {
     handle.write_now(written, file, 0, Durability::data);
     handle.read_now(read, file);
     if (!std::ranges::equal(written, read)) {
-      finding.status = Status::missing;
+      finding.status = FindingStatus::missing;
       finding.found = "a file reads back with other bytes than were written";
       finding.advice = "do not trust this drive; run `tensorferry verify` on it";
     } else if (file.direct()) {
       finding.found = fmt::format("works; memory aligned to {}, offsets to {}",
                                   file.memory_alignment(), file.offset_alignment());
     } else {
-      finding.status = Status::warning;
+      finding.status = FindingStatus::warning;
       finding.found = file.direct_reason() + ": the page cache copies every byte";
       finding.advice = "use a directory on ext4 or xfs";
     }
   } catch (const Error& error) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found = error.what();
     finding.advice = "fix this first: no tensor can move to or from this directory";
   }
@@ -88,7 +88,7 @@ bool overwrites_in_place(const std::string& directory) {
 
 Finding unusable(const Error& error) {
   return {.name = "directory",
-          .status = Status::missing,
+          .status = FindingStatus::missing,
           .found = std::generic_category().message(error.code()),
           .advice = error.hint()};
 }
@@ -108,13 +108,13 @@ std::vector<Finding> in_area(const std::string& area, std::vector<Finding> findi
 
 }  // namespace
 
-const char* to_string(Status status) noexcept {
+const char* to_string(FindingStatus status) noexcept {
   switch (status) {
-    case Status::ok:
+    case FindingStatus::ok:
       return "ok";
-    case Status::warning:
+    case FindingStatus::warning:
       return "warning";
-    case Status::missing:
+    case FindingStatus::missing:
       return "missing";
   }
   return "";
@@ -172,7 +172,7 @@ std::vector<Finding> check_gpu(std::span<const std::string> directories, const S
 }
 
 bool needs_attention(const Finding& finding) noexcept {
-  return finding.status != Status::ok && finding.concern == Concern::speed;
+  return finding.status != FindingStatus::ok && finding.concern == Concern::speed;
 }
 
 Json to_json(std::span<const Finding> findings) {

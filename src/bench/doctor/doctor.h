@@ -11,9 +11,9 @@
 
 namespace tensorferry::bench {
 
-enum class Status : std::uint8_t { ok, warning, missing };
+enum class FindingStatus : std::uint8_t { ok, warning, missing };
 
-[[nodiscard]] const char* to_string(Status status) noexcept;
+[[nodiscard]] const char* to_string(FindingStatus status) noexcept;
 
 // Whether a finding that is not ok costs tensors their speed (or keeps them from moving at all), or
 // costs nothing on this machine.
@@ -22,7 +22,7 @@ enum class Concern : std::uint8_t { speed, nothing };
 struct Finding {
   std::string area{};  // "machine", a directory as the user gave it, "gpu"
   std::string name{};  // "io_uring"
-  Status status = Status::ok;
+  FindingStatus status = FindingStatus::ok;
   std::string found{};
   std::string advice{};  // what to do; may be empty
   Concern concern = Concern::speed;

@@ -88,7 +88,7 @@ TEST_F(DoctorTest, a_sound_drive_gives_no_warning) {
   const auto findings = judge_drives("259:0", tree_);
   EXPECT_EQ(findings.size(), 4U);
   for (const Finding& finding : findings) {
-    EXPECT_EQ(finding.status, Status::ok) << finding.name << ": " << finding.found;
+    EXPECT_EQ(finding.status, FindingStatus::ok) << finding.name << ": " << finding.found;
     EXPECT_EQ(finding.advice, "");
   }
   EXPECT_EQ(findings[0].found, "nvme0n1 FAST SSD 9000, NVMe");
@@ -100,34 +100,34 @@ TEST_F(DoctorTest, a_slow_scheduler_is_named_with_the_command_that_changes_it) {
   for (const char* slow : {"bfq", "kyber"}) {
     plant_fact("259:0", "queue/scheduler", std::string("none mq-deadline [") + slow + "]");
     const Finding finding = of_drives("259:0", "scheduler");
-    EXPECT_EQ(finding.status, Status::warning);
+    EXPECT_EQ(finding.status, FindingStatus::warning);
     EXPECT_EQ(finding.found, slow);
     EXPECT_EQ(finding.advice, "as root: echo none > /sys/block/nvme0n1/queue/scheduler");
     EXPECT_TRUE(needs_attention(finding));
   }
   plant_fact("259:0", "queue/scheduler", "none [mq-deadline] kyber bfq");
-  EXPECT_EQ(of_drives("259:0", "scheduler").status, Status::ok);
+  EXPECT_EQ(of_drives("259:0", "scheduler").status, FindingStatus::ok);
 }
 
 TEST_F(DoctorTest, small_requests_are_named_unless_the_drive_takes_no_more) {
   plant_drive("259:0", "nvme0n1");
   plant_fact("259:0", "queue/max_sectors_kb", "64");
   const Finding finding = of_drives("259:0", "queue");
-  EXPECT_EQ(finding.status, Status::warning);
+  EXPECT_EQ(finding.status, FindingStatus::warning);
   EXPECT_EQ(finding.advice, "as root: echo 1024 > /sys/block/nvme0n1/queue/max_sectors_kb");
   plant_fact("259:0", "queue/max_hw_sectors_kb", "64");
-  EXPECT_EQ(of_drives("259:0", "queue").status, Status::ok);
+  EXPECT_EQ(of_drives("259:0", "queue").status, FindingStatus::ok);
 }
 
 TEST_F(DoctorTest, a_spinning_drive_is_named_but_not_a_virtual_one_that_claims_to_spin) {
   plant_drive("8:0", "sda");
   plant_fact("8:0", "queue/rotational", "1");
-  EXPECT_EQ(of_drives("8:0", "drive").status, Status::warning);
+  EXPECT_EQ(of_drives("8:0", "drive").status, FindingStatus::warning);
   plant_fact("8:0", "device/vendor", "QEMU");
-  EXPECT_EQ(of_drives("8:0", "drive").status, Status::ok);
+  EXPECT_EQ(of_drives("8:0", "drive").status, FindingStatus::ok);
   plant_drive("254:0", "vda");
   plant_fact("254:0", "queue/rotational", "1");
-  EXPECT_EQ(of_drives("254:0", "drive").status, Status::ok);
+  EXPECT_EQ(of_drives("254:0", "drive").status, FindingStatus::ok);
 }
 
 TEST_F(DoctorTest, the_drives_under_a_stack_are_asked) {
@@ -149,16 +149,16 @@ TEST_F(DoctorTest, processors_far_from_the_drive_are_told) {
   plant_drive("259:0", "nvme0n1");
   const std::string nodes = tree_.sys + "/devices/system/node/";
   plant(nodes + "node0/cpulist", "900-915");
-  EXPECT_EQ(of_drives("259:0", "NUMA").status, Status::ok) << "one node";
+  EXPECT_EQ(of_drives("259:0", "NUMA").status, FindingStatus::ok) << "one node";
   plant(nodes + "node1/cpulist", "916-931");
-  EXPECT_EQ(of_drives("259:0", "NUMA").status, Status::ok) << "the node is not known";
+  EXPECT_EQ(of_drives("259:0", "NUMA").status, FindingStatus::ok) << "the node is not known";
   plant_fact("259:0", "device/numa_node", "1");
   const Finding far = of_drives("259:0", "NUMA");
-  EXPECT_EQ(far.status, Status::warning);
+  EXPECT_EQ(far.status, FindingStatus::warning);
   EXPECT_EQ(far.found, "node 1 of 2, near processors 916-931");
   EXPECT_NE(far.advice.find("--cpunodebind=1"), std::string::npos);
   plant(nodes + "node1/cpulist", "916-931,0-899");
-  EXPECT_EQ(of_drives("259:0", "NUMA").status, Status::ok);
+  EXPECT_EQ(of_drives("259:0", "NUMA").status, FindingStatus::ok);
 }
 
 TEST_F(DoctorTest, no_block_device_needs_no_attention) {
@@ -167,10 +167,10 @@ TEST_F(DoctorTest, no_block_device_needs_no_attention) {
 }
 
 TEST_F(DoctorTest, the_reason_why_io_uring_is_refused_is_told) {
-  EXPECT_EQ(judge_io_uring({}, tree_).status, Status::ok);
+  EXPECT_EQ(judge_io_uring({}, tree_).status, FindingStatus::ok);
   plant(tree_.proc + "/sys/kernel/io_uring_disabled", "2");
   const Finding disabled = judge_io_uring(refusal(EPERM), tree_);
-  EXPECT_EQ(disabled.status, Status::missing);
+  EXPECT_EQ(disabled.status, FindingStatus::missing);
   EXPECT_NE(disabled.found.find("kernel.io_uring_disabled is 2"), std::string::npos);
   EXPECT_EQ(disabled.advice, "as root: sysctl -w kernel.io_uring_disabled=0");
   EXPECT_EQ(judge_io_uring(refusal(EPERM, "io_uring_enter"), tree_).advice, "a hint")
@@ -187,12 +187,12 @@ TEST_F(DoctorTest, the_reason_why_io_uring_is_refused_is_told) {
 TEST_F(DoctorTest, libaio_near_its_limit_is_told) {
   plant(tree_.proc + "/sys/fs/aio-max-nr", "65536");
   plant(tree_.proc + "/sys/fs/aio-nr", "0");
-  EXPECT_EQ(judge_libaio({}, Concern::speed, tree_).status, Status::ok);
+  EXPECT_EQ(judge_libaio({}, Concern::speed, tree_).status, FindingStatus::ok);
   plant(tree_.proc + "/sys/fs/aio-nr", "65000");
-  EXPECT_EQ(judge_libaio({}, Concern::speed, tree_).status, Status::warning);
+  EXPECT_EQ(judge_libaio({}, Concern::speed, tree_).status, FindingStatus::warning);
   plant(tree_.proc + "/sys/fs/aio-nr", "65536");
   const Finding full = judge_libaio(refusal(EAGAIN), Concern::speed, tree_);
-  EXPECT_EQ(full.status, Status::missing);
+  EXPECT_EQ(full.status, FindingStatus::missing);
   EXPECT_EQ(full.found, "65536 of 65536 requests in use");
   EXPECT_EQ(full.advice, "as root: sysctl -w fs.aio-max-nr=1048576");
   EXPECT_FALSE(needs_attention(judge_libaio(refusal(EAGAIN), Concern::nothing, tree_)));
@@ -201,7 +201,7 @@ TEST_F(DoctorTest, libaio_near_its_limit_is_told) {
 TEST_F(DoctorTest, huge_pages_that_are_switched_off_are_told) {
   const std::string file = tree_.sys + "/kernel/mm/transparent_hugepage/enabled";
   plant(file, "always [madvise] never");
-  EXPECT_EQ(judge_huge_pages("", tree_).status, Status::ok);
+  EXPECT_EQ(judge_huge_pages("", tree_).status, FindingStatus::ok);
   EXPECT_FALSE(needs_attention(judge_huge_pages("memory is fragmented", tree_)));
   plant(file, "always madvise [never]");
   const Finding off = judge_huge_pages("", tree_);
@@ -210,21 +210,21 @@ TEST_F(DoctorTest, huge_pages_that_are_switched_off_are_told) {
 }
 
 TEST_F(DoctorTest, an_old_kernel_is_told) {
-  EXPECT_EQ(judge_kernel("6.1.0-18-amd64").status, Status::ok);
-  EXPECT_EQ(judge_kernel("5.11.0").status, Status::ok);
-  EXPECT_EQ(judge_kernel("5.10.0-28-amd64").status, Status::warning);
-  EXPECT_EQ(judge_kernel("5.4.0-150-generic").status, Status::warning);
-  EXPECT_EQ(judge_kernel("4.18.0-553.el8").status, Status::warning);
+  EXPECT_EQ(judge_kernel("6.1.0-18-amd64").status, FindingStatus::ok);
+  EXPECT_EQ(judge_kernel("5.11.0").status, FindingStatus::ok);
+  EXPECT_EQ(judge_kernel("5.10.0-28-amd64").status, FindingStatus::warning);
+  EXPECT_EQ(judge_kernel("5.4.0-150-generic").status, FindingStatus::warning);
+  EXPECT_EQ(judge_kernel("4.18.0-553.el8").status, FindingStatus::warning);
 }
 
 TEST_F(DoctorTest, a_low_memlock_limit_is_told_with_its_number) {
   const Finding low = judge_memlock(
       {.bytes = 64 * MiB, .limit_bytes = 8 * MiB, .problem = "mlock: over the limit"});
-  EXPECT_EQ(low.status, Status::warning);
+  EXPECT_EQ(low.status, FindingStatus::warning);
   EXPECT_EQ(low.found, "64 MiB cannot be locked; limit 8 MiB");
   EXPECT_NE(low.advice.find("LimitMEMLOCK"), std::string::npos);
   const Finding root = judge_memlock({.bytes = 64 * MiB, .limit_bytes = 8 * MiB, .problem = ""});
-  EXPECT_EQ(root.status, Status::ok);
+  EXPECT_EQ(root.status, FindingStatus::ok);
   EXPECT_NE(root.found.find("privileged"), std::string::npos);
   EXPECT_EQ(judge_memlock({.bytes = 64 * MiB, .limit_bytes = RLIM_INFINITY, .problem = ""}).found,
             "64 MiB can be locked; no limit");
@@ -238,15 +238,15 @@ TEST_F(DoctorTest, file_systems_that_cost_speed_are_told) {
     volume.mount_options = options;
     return judge_file_system(volume).status;
   };
-  EXPECT_EQ(judged("ext4", "rw,relatime"), Status::ok);
-  EXPECT_EQ(judged("xfs", "rw,noatime"), Status::ok);
-  EXPECT_EQ(judged("btrfs", "rw,nodatacow"), Status::ok);
-  EXPECT_EQ(judged("btrfs", "rw,relatime"), Status::warning);
-  EXPECT_EQ(judged("btrfs", "rw,compress=zstd:3"), Status::warning);
-  EXPECT_EQ(judged("ext4", "rw,sync"), Status::warning);
-  EXPECT_EQ(judged("ext4", "ro"), Status::missing);
+  EXPECT_EQ(judged("ext4", "rw,relatime"), FindingStatus::ok);
+  EXPECT_EQ(judged("xfs", "rw,noatime"), FindingStatus::ok);
+  EXPECT_EQ(judged("btrfs", "rw,nodatacow"), FindingStatus::ok);
+  EXPECT_EQ(judged("btrfs", "rw,relatime"), FindingStatus::warning);
+  EXPECT_EQ(judged("btrfs", "rw,compress=zstd:3"), FindingStatus::warning);
+  EXPECT_EQ(judged("ext4", "rw,sync"), FindingStatus::warning);
+  EXPECT_EQ(judged("ext4", "ro"), FindingStatus::missing);
   for (const char* kind : {"tmpfs", "nfs4", "fuse.sshfs", "overlay"}) {
-    EXPECT_EQ(judged(kind, "rw"), Status::warning) << kind;
+    EXPECT_EQ(judged(kind, "rw"), FindingStatus::warning) << kind;
   }
 }
 
@@ -254,17 +254,17 @@ TEST_F(DoctorTest, little_space_is_told) {
   Volume volume;
   volume.bytes = 1000 * GiB;
   volume.free_bytes = 200 * GiB;
-  EXPECT_EQ(judge_space(volume).status, Status::ok);
+  EXPECT_EQ(judge_space(volume).status, FindingStatus::ok);
   volume.free_bytes = 99 * GiB;
-  EXPECT_EQ(judge_space(volume).status, Status::warning);
+  EXPECT_EQ(judge_space(volume).status, FindingStatus::warning);
   volume.bytes = 4 * GiB;
   volume.free_bytes = 2 * GiB - 1;
-  EXPECT_EQ(judge_space(volume).status, Status::warning);
+  EXPECT_EQ(judge_space(volume).status, FindingStatus::warning);
 }
 
 TEST_F(DoctorTest, a_machine_without_a_gpu_needs_no_attention) {
   for (const Finding& finding : judge_gpu({}, {}, tree_)) {
-    EXPECT_EQ(finding.status, Status::missing) << finding.name;
+    EXPECT_EQ(finding.status, FindingStatus::missing) << finding.name;
     EXPECT_FALSE(needs_attention(finding)) << finding.name;
   }
 }
@@ -272,7 +272,7 @@ TEST_F(DoctorTest, a_machine_without_a_gpu_needs_no_attention) {
 TEST_F(DoctorTest, a_gpu_without_nvidia_fs_is_in_compat_mode) {
   plant_nvidia_driver();
   const auto findings = judge_gpu(all_libraries, {}, tree_);
-  EXPECT_EQ(named(findings, "CUDA").status, Status::ok);
+  EXPECT_EQ(named(findings, "CUDA").status, FindingStatus::ok);
   EXPECT_EQ(named(findings, "CUDA").found, "driver 550.54.15, 2 GPUs");
   const Finding storage = named(findings, "GDS");
   EXPECT_TRUE(needs_attention(storage));
@@ -287,7 +287,7 @@ TEST_F(DoctorTest, a_gpu_without_nvidia_fs_is_in_compat_mode) {
 TEST_F(DoctorTest, libraries_of_the_gpu_that_are_missing_are_told) {
   plant_nvidia_driver();
   for (const Finding& finding : judge_gpu({}, {}, tree_)) {
-    EXPECT_EQ(finding.status, Status::missing) << finding.name;
+    EXPECT_EQ(finding.status, FindingStatus::missing) << finding.name;
     EXPECT_TRUE(needs_attention(finding)) << finding.name;
   }
 }
@@ -301,17 +301,17 @@ TEST_F(DoctorTest, gpudirect_storage_needs_its_module_and_a_file_system_it_knows
   volumes[0].file_system = "ext4";
   volumes[0].mount_options = "rw,relatime";
   const auto judged = [&] { return named(judge_gpu(all_libraries, volumes, tree_), "GDS"); };
-  EXPECT_EQ(judged().status, Status::ok);
+  EXPECT_EQ(judged().status, FindingStatus::ok);
   EXPECT_EQ(judged().found, "version: 2.19");
   volumes[0].mount_options = "rw,data=writeback";
-  EXPECT_EQ(judged().status, Status::warning);
+  EXPECT_EQ(judged().status, FindingStatus::warning);
   volumes[0].file_system = "btrfs";
   EXPECT_EQ(judged().found, "compat mode, through memory in /mnt/nvme");
 }
 
 TEST_F(DoctorTest, a_directory_is_left_as_it_was_found) {
   const auto findings = check_directory(temp_.path());
-  EXPECT_NE(named(findings, "O_DIRECT").status, Status::missing);
+  EXPECT_NE(named(findings, "O_DIRECT").status, FindingStatus::missing);
   std::size_t entries = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(temp_.path())) ++entries;
   EXPECT_EQ(entries, 4U) << "sys, proc, dev and etc";
@@ -320,7 +320,7 @@ TEST_F(DoctorTest, a_directory_is_left_as_it_was_found) {
 TEST_F(DoctorTest, a_missing_directory_is_a_finding) {
   const auto findings = check_directory(temp_.file("nowhere"));
   ASSERT_EQ(findings.size(), 1U);
-  EXPECT_EQ(findings[0].status, Status::missing);
+  EXPECT_EQ(findings[0].status, FindingStatus::missing);
   EXPECT_EQ(findings[0].area, temp_.file("nowhere"));
   EXPECT_TRUE(needs_attention(findings[0]));
 }

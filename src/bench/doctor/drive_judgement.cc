@@ -118,7 +118,7 @@ std::string joined(const std::vector<Drive>& drives,
 }
 
 void add_advice(Finding& finding, const std::string& advice) {
-  finding.status = Status::warning;
+  finding.status = FindingStatus::warning;
   finding.advice += (finding.advice.empty() ? "" : "; ") + advice;
 }
 
@@ -219,7 +219,7 @@ Finding judge_node(const std::vector<Drive>& drives, const SystemTree& tree) {
   for (const Drive& drive : drives) {
     const std::string node = node_of(drive);
     if (node.empty() || may_run_on(processors_near(drive))) continue;
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.advice = fmt::format(
         "this process may not run on processors near the drive; start it with numactl "
         "--cpunodebind={0} --membind={0}",
@@ -236,7 +236,7 @@ std::vector<Finding> judge_drives(const std::string& device_number, const System
   const std::vector<Drive> drives = std::move(descent).drives();
   if (drives.empty()) {
     return {{.name = "drive",
-             .status = Status::warning,
+             .status = FindingStatus::warning,
              .found = "no block device is visible under it",
              .advice = "doctor could not check its scheduler and queue",
              .concern = Concern::nothing}};

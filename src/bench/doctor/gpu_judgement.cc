@@ -32,7 +32,7 @@ Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
   const std::string version = driver_version(tree);
   const std::size_t gpus = count_numbered(tree.dev, "nvidia");
   if (version.empty()) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found = "no NVIDIA driver";
     finding.advice = "needed only for tensors on a GPU";
     finding.concern = Concern::nothing;
@@ -40,12 +40,12 @@ Finding judge_cuda(const GpuLibraries& libraries, const SystemTree& tree) {
   }
   finding.found = fmt::format("driver {}, {} GPU{}", version, gpus, gpus == 1 ? "" : "s");
   if (gpus == 0) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.advice =
         "/dev/nvidia0 is missing: start the container with --gpus all, or run "
         "nvidia-smi once as root";
   } else if (!libraries.cuda) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found += ", but libcuda.so.1 cannot be loaded";
     finding.advice = "install the driver's libraries, or start the container with --gpus all";
   }
@@ -78,7 +78,7 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes
   std::string module = first_line(tree.proc + "/driver/nvidia-fs/version");
   if (module.empty() && fs::exists(tree.sys + "/module/nvidia_fs")) module = "nvidia-fs is loaded";
   if (!has_gpu) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found = "no NVIDIA driver";
     finding.advice = "needed only for transfers between a drive and a GPU";
     finding.concern = Concern::nothing;
@@ -88,17 +88,17 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes
                            ? "compat mode, through memory"
                            : "refused, because cufile.json forbids compat mode";
   if (!libraries.cufile) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found = "libcufile.so.0 cannot be loaded";
     finding.advice =
         "install CUDA's GDS package (nvidia-gds); only programs that have loaded torch find the "
         "library from pip (nvidia-cufile)";
   } else if (module.empty()) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found = fmt::format("the module nvidia-fs is not loaded: {}", compat);
     finding.advice = "install nvidia-fs-dkms, then as root: modprobe nvidia-fs";
   } else if (count_numbered(tree.dev, "nvidia-fs") == 0) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found = fmt::format("/dev/nvidia-fs0 is missing: {}", compat);
     finding.advice = "give the container the devices /dev/nvidia-fs*";
   } else {
@@ -108,7 +108,7 @@ Finding judge_gds(const GpuLibraries& libraries, std::span<const Volume> volumes
     }
     finding.found = module;
     if (!out_of_reach.empty()) {
-      finding.status = Status::warning;
+      finding.status = FindingStatus::warning;
       finding.found = fmt::format("{} in {}", compat, fmt::join(out_of_reach, ", "));
       finding.advice = "use ext4 (data=ordered) or xfs on an NVMe drive";
     }

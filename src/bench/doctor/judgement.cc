@@ -103,7 +103,7 @@ Finding judge_kernel(const std::string& release) {
   std::istringstream(release) >> major >> dot >> minor;
   Finding finding{.name = "kernel", .found = "Linux " + release};
   if (major > 5 || (major == 5 && minor >= 11)) return finding;
-  finding.status = Status::warning;
+  finding.status = FindingStatus::warning;
   finding.found += ", too old for io_uring";
   finding.advice = "use Linux 5.11 or later; 6.1 or later is best";
   return finding;
@@ -112,7 +112,7 @@ Finding judge_kernel(const std::string& release) {
 Finding judge_io_uring(const std::optional<Error>& refusal, const SystemTree& tree) {
   if (!refusal) return {.name = "io_uring", .found = "works"};
   Finding finding{.name = "io_uring",
-                  .status = Status::missing,
+                  .status = FindingStatus::missing,
                   .found = refusal->what(),
                   .advice = refusal->hint()};
   const int code = refusal->code();
@@ -148,12 +148,12 @@ Finding judge_libaio(const std::optional<Error>& refusal, Concern concern, const
   constexpr std::uint64_t enough = 4096;  // 32 workers with 128 requests each
   const bool short_of = most > 0 && most - std::min(used, most) < enough;
   if (refusal) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found = short_of ? fmt::format("{} of {} requests in use", used, most)
                              : std::string(refusal->what());
     finding.advice = refusal->hint();
   } else if (short_of) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
   }
   if (short_of) finding.advice = "as root: sysctl -w fs.aio-max-nr=1048576";
   return finding;
@@ -171,7 +171,7 @@ Finding judge_memlock(const LockTrial& trial) {
   }
   const bool limited = trial.limit_bytes < trial.bytes;
   return {.name = "memlock",
-          .status = Status::warning,
+          .status = FindingStatus::warning,
           .found = limited ? fmt::format("{} cannot be locked; {}", tried, limit) : trial.problem,
           .advice = limited
                         ? "raise the limit: `* - memlock unlimited` in /etc/security/limits.conf, "
@@ -184,13 +184,13 @@ Finding judge_huge_pages(const std::string& problem, const SystemTree& tree) {
   const std::string setting = first_line(tree.sys + file);
   Finding finding{.name = "huge pages", .found = "transparent huge pages: " + setting};
   if (setting.empty() || setting.find("[never]") != std::string::npos) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     if (setting.empty()) finding.found = "this kernel has no transparent huge pages";
     finding.advice = "as root: echo madvise > /sys" + file;
     if (setting.empty()) finding.advice = "use a kernel with CONFIG_TRANSPARENT_HUGEPAGE";
   } else if (!problem.empty()) {
     // It goes away when memory becomes free, and costs little.
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found = problem;
     finding.advice = "as root: echo 1 > /proc/sys/vm/compact_memory, or free memory";
     finding.concern = Concern::nothing;
@@ -203,16 +203,16 @@ Finding judge_file_system(const Volume& volume) {
                   .found = fmt::format("{} at {} ({})", volume.file_system, volume.mount_point,
                                        volume.mount_options)};
   if (const auto problem = problem_of_kind(volume)) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found =
         fmt::format("{} at {}: {}", volume.file_system, volume.mount_point, problem->found);
     finding.advice = problem->advice;
   } else if (has_option(volume.mount_options, "sync")) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found += ": every write waits for the drive";
     finding.advice = "as root: mount -o remount,async " + volume.mount_point;
   } else if (has_option(volume.mount_options, "ro")) {
-    finding.status = Status::missing;
+    finding.status = FindingStatus::missing;
     finding.found += ": read-only";
     finding.advice = "as root: mount -o remount,rw " + volume.mount_point;
   }
@@ -223,7 +223,7 @@ Finding judge_space(const Volume& volume) {
   const bool little = volume.free_bytes < 2 * GiB || volume.free_bytes < volume.bytes / 10;
   return {
       .name = "free space",
-      .status = little ? Status::warning : Status::ok,
+      .status = little ? FindingStatus::warning : FindingStatus::ok,
       .found = fmt::format("{} of {}", rounded_size(volume.free_bytes), rounded_size(volume.bytes)),
       .advice = little
                     ? "free some space: full drives write slowly, and swapped tensors may not fit"
@@ -234,7 +234,7 @@ Finding judge_profile(const Device& device) {
   Finding finding{.name = "settings", .found = "defaults; `tensorferry tune` finds better ones"};
   const std::string path = profile_path(device);
   if (!device.profile_problem.empty()) {
-    finding.status = Status::warning;
+    finding.status = FindingStatus::warning;
     finding.found = "the tuned settings are not used: " + device.profile_problem;
     finding.advice = "run `tensorferry tune` again, or remove " + path;
   } else if (device.profile) {

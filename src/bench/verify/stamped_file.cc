@@ -71,16 +71,16 @@ class StampedFile {
  private:
   // Expects the run to which most blocks belong.
   void learn() {
-    struct Run {
+    struct SeedCount {
       std::uint64_t blocks = 0;
       Stamp newest;
     };
-    std::map<std::uint64_t, Run> runs;
+    std::map<std::uint64_t, SeedCount> runs;
     for_each_block([&](std::span<const std::byte> block, std::uint64_t) {
       if (block.size() < stamped_block_bytes) return;
       const auto stamp = read_stamp(block);
       if (!stamp) return;
-      Run& run = runs[stamp->seed];
+      SeedCount& run = runs[stamp->seed];
       ++run.blocks;
       if (stamp->generation >= run.newest.generation) run.newest = *stamp;
     });
