@@ -3,27 +3,14 @@
 #include <cerrno>
 #include <utility>
 
-#include "handle/trace.h"
-
 namespace tensorferry::handle {
 
 Ledger::~Ledger() {
   for (auto& reason : reasons_) delete reason.load(std::memory_order_relaxed);
 }
 
-void Ledger::request_ended(const EndedRequest& request) noexcept {
-  add(&Stats::requests);
-  if (Trace* trace = Trace::active()) trace->request(request, std::chrono::steady_clock::now());
-}
-
-void Ledger::operation_ended(const EndedOperation& operation) noexcept {
-  add(&Stats::operations);
-  if (operation.error != nullptr) {
-    add(operation.error->code() == ECANCELED ? &Stats::cancelled_operations
-                                             : &Stats::failed_operations);
-  }
-  latency_ns_.record(static_cast<std::uint64_t>((operation.end - operation.begin).count()));
-  if (Trace* trace = Trace::active()) trace->operation(operation);
+void Ledger::add_failure(const Error& error) noexcept {
+  add(error.code() == ECANCELED ? &Stats::cancelled_operations : &Stats::failed_operations);
 }
 
 void Ledger::note_fallback(const std::string& reason) {

@@ -11,34 +11,14 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "base/histogram.h"
 #include "handle/plan.h"
+#include "handle/trace.h"
 #include "tensorferry/error.h"
 #include "tensorferry/stats.h"
 
 namespace tensorferry::handle {
-
-// A request that has come back from the kernel, with the kernel's own number.
-struct EndedRequest {
-  const char* verb;
-  std::uint64_t operation;  // the id of its operation
-  std::uint64_t offset;
-  std::uint32_t bytes;
-  std::int32_t result;
-  std::chrono::steady_clock::time_point begin;
-};
-
-struct EndedOperation {
-  const char* verb;
-  std::uint64_t id;
-  std::string_view path;
-  std::uint64_t bytes;  // moved
-  std::chrono::steady_clock::time_point begin;
-  std::chrono::steady_clock::time_point end;
-  const Error* error;  // nullptr after success
-};
 
 class Ledger {
  public:
@@ -60,13 +40,21 @@ class Ledger {
   }
 
   // Counts a request that ended and adds it to the trace.
-  void request_ended(const EndedRequest& request) noexcept;
+  void request_ended(const EndedRequest& request) noexcept {
+    add(&Stats::requests);
+    if (Trace* trace = Trace::active()) trace->request(request, std::chrono::steady_clock::now());
+  }
   // Counts a request that has to go to the kernel once more after this result.
   void request_repeats(std::int32_t result) noexcept {
     add(result > 0 ? &Stats::short_transfers : &Stats::retries);
   }
   // Counts an operation that ended, with its latency, and adds it to the trace.
-  void operation_ended(const EndedOperation& operation) noexcept;
+  void operation_ended(const EndedOperation& operation) noexcept {
+    add(&Stats::operations);
+    if (operation.error != nullptr) add_failure(*operation.error);
+    latency_ns_.record(static_cast<std::uint64_t>((operation.end - operation.begin).count()));
+    if (Trace* trace = Trace::active()) trace->operation(operation);
+  }
 
   // Notes that something works in another way than the best one, and why.
   void note_fallback(const std::string& reason);
@@ -94,6 +82,8 @@ class Ledger {
 
  private:
   static constexpr std::size_t reasons_max = 32;
+
+  void add_failure(const Error& error) noexcept;
 
   mutable Stats counts_;  // only its counters, by atomic_ref
   Histogram latency_ns_;

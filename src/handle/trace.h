@@ -6,10 +6,31 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <string_view>
 
-#include "handle/ledger.h"
+#include "tensorferry/error.h"
 
 namespace tensorferry::handle {
+
+// A request that has come back from the kernel, with the kernel's own number.
+struct EndedRequest {
+  const char* verb;
+  std::uint64_t operation;  // the id of its operation
+  std::uint64_t offset;
+  std::uint32_t bytes;
+  std::int32_t result;
+  std::chrono::steady_clock::time_point begin;
+};
+
+struct EndedOperation {
+  const char* verb;
+  std::uint64_t id;
+  std::string_view path;
+  std::uint64_t bytes;  // moved
+  std::chrono::steady_clock::time_point begin;
+  std::chrono::steady_clock::time_point end;
+  const Error* error;  // nullptr after success
+};
 
 // Thread-safe. The file is valid JSON after every flush: when 256 KiB have gathered, when a handle
 // closes, and when the process exits.
