@@ -16,8 +16,7 @@ FUZZ_SEED ?= 0
 CLANG_FORMAT ?= clang-format-19
 PYTHON ?= python3
 export PYTHON
-# What a compiler has made once, in any checkout, it does not make again.
-export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CMAKE_CXX_COMPILER_LAUNCHER := $(CURDIR)/scripts/launch_compiler.sh
 export CCACHE_BASEDIR = $(CURDIR)
 export CCACHE_NOHASHDIR = 1
 
@@ -27,16 +26,20 @@ RUFF := .venv/bin/ruff
 MYPY := .venv/bin/mypy
 PYTEST = PYTHONPATH=$(CURDIR)/build/release/python $(PY) -m pytest
 PY_FILES = python tests benchmarks examples docs
-# Tests of several files beside each other, as many as there are processors, each with one thread of
-# torch's. Those that measure run later, alone.
-BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(JOBS) --dist loadfile -m 'not alone'
+# Tests of several files beside each other, each with one thread of torch's. Those that measure run
+# later, alone. Tests wait for drives and children, so there are more of them than processors.
+BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(BESIDE_JOBS) --dist loadfile --no-loadscope-reorder \
+	-m 'not alone'
+BESIDE_JOBS = $(shell echo $$(($(JOBS) + 1)))
 QUICK_PYTESTS = $(patsubst %,tests/python/test_%.py,native aio optim initialize)
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.
 FERRY = PATH=$(CURDIR)/.venv/bin:$$PATH PYTHONPATH=$(CURDIR)/build/release/python \
 	build/release/bin/tensorferry
+# Also for a folder that was configured without it.
+launcher = -DCMAKE_CXX_COMPILER_LAUNCHER=$(CMAKE_CXX_COMPILER_LAUNCHER)
 # Configures a preset and builds it: $(call build,release[,options[,targets]])
-build = cmake --preset $(1) --log-level=WARNING $(2) >/dev/null && \
+build = cmake --preset $(1) --log-level=WARNING $(launcher) $(2) >/dev/null && \
 	cmake --build --preset $(1) -j $(JOBS) $(3)
 # The same with the Python extension, for the Python of .venv.
 with_python = -DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
@@ -71,7 +74,7 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 	@$(SETUP) venv test & \
 		$(call build,release,$(with_python)) && wait $$!
 	@failed=0; \
-		ctest --preset release -j $(JOBS) || failed=1; \
+		ctest --preset release -j $(BESIDE_JOBS) || failed=1; \
 		for tests in house command python; do \
 			$(BESIDE) tests/$$tests || failed=1; \
 		done; \
