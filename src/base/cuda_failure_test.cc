@@ -9,6 +9,11 @@
 namespace tensorferry {
 namespace {
 
+// A code of CUDA's that has no name in CudaCode.
+CudaCode unnamed(int code) {
+  return static_cast<CudaCode>(code);  // NOLINT(clang-analyzer-optin.core.EnumCastOutOfRange)
+}
+
 TEST(CudaFailure, is_explained_with_its_call_name_and_text) {
   const Error error = explain({.call = "cuMemAlloc",
                                .code = CudaCode::out_of_memory,
@@ -20,7 +25,7 @@ TEST(CudaFailure, is_explained_with_its_call_name_and_text) {
 }
 
 TEST(CudaFailure, that_nobody_names_shows_its_number) {
-  const Error error = explain({.call = "cuInit", .code = CudaCode{12345}});
+  const Error error = explain({.call = "cuInit", .code = unnamed(12345)});
   EXPECT_EQ(error.code(), EIO);
   EXPECT_EQ(error.hint().find("CUDA error 12345; "), 0U) << error.hint();
 }
@@ -29,7 +34,7 @@ TEST(CudaFailure, has_advice_for_each_meaning) {
   const std::pair<CudaFailure, const char*> cases[] = {
       {{.call = "cuMemcpyAsync", .code = CudaCode::invalid_value}, "has the memory been freed?"},
       {{.call = "cuMemcpyAsync", .code = CudaCode::capture_last}, "outside of the capture"},
-      {{.call = "cuMemcpyAsync", .code = CudaCode{700}}, "restart the process"},
+      {{.call = "cuMemcpyAsync", .code = unnamed(700)}, "restart the process"},
       {{.call = "load CUDA", .code = CudaCode::not_loaded, .text = "no such file"},
        "no such file; install the NVIDIA driver"},
       {{.call = "load CUDA", .code = CudaCode::too_old, .text = "libcuda.so.1 has no cuInit"},
