@@ -39,7 +39,7 @@ constexpr std::chrono::milliseconds look_again{10};
 const char* find_all(void* library, CudaDriver& driver) noexcept {
   const char* missing = nullptr;
   const auto take = [&](const char* name, auto& function) {
-    if (!find_function(library, name, function) && missing == nullptr) missing = name;
+    if (!find_function(library, name, function.address) && missing == nullptr) missing = name;
   };
   take("cuInit", driver.init);
   take("cuGetErrorName", driver.get_error_name);
@@ -131,8 +131,8 @@ CudaFailure cuda_failure(const CudaDriver& driver, const char* call, CudaCode co
   if (code < CudaCode::success) return {.call = call, .code = code, .text = name_of(device)};
   const char* name = nullptr;
   const char* text = nullptr;
-  driver.get_error_name(code, &name);
-  driver.get_error_string(code, &text);
+  driver.get_error_name(static_cast<int>(code), &name);
+  driver.get_error_string(static_cast<int>(code), &text);
   return {.call = call,
           .code = code,
           .name = name != nullptr ? name : "",

@@ -10,38 +10,46 @@
 
 namespace tensorferry::os {
 
-// Declared as in NVIDIA's cuda.h.
+// A function of the driver. CUDA's codes come as ints.
+template <class... Arguments>
+struct CudaFunction {
+  int (*address)(Arguments...) = nullptr;
+  CudaCode operator()(Arguments... arguments) const {
+    return static_cast<CudaCode>(address(arguments...));
+  }
+};
+
+// The arguments are those of NVIDIA's cuda.h.
 struct CudaDriver {
-  using Code = CudaCode;
   using Context = void*;
   using Address = unsigned long long;
 
-  Code (*init)(unsigned flags);
-  Code (*get_error_name)(Code code, const char** text);
-  Code (*get_error_string)(Code code, const char** text);
-  Code (*device_count)(int* count);
-  Code (*primary_state)(int device, unsigned* flags, int* active);
-  Code (*primary_retain)(Context* context, int device);
-  Code (*context_push)(Context context);
-  Code (*context_pop)(Context* context);
-  Code (*pointer_attributes)(unsigned count, int* attributes, void** values, Address address);
-  Code (*allocate)(Address* address, std::size_t bytes);
-  Code (*free)(Address address);
-  Code (*host_register)(void* memory, std::size_t bytes, unsigned flags);
-  Code (*host_unregister)(void* memory);
-  Code (*copy)(Address to, Address from, std::size_t bytes, void* stream);
-  Code (*stream_create)(void** stream, unsigned flags);
-  Code (*stream_destroy)(void* stream);
-  Code (*stream_synchronize)(void* stream);
-  Code (*stream_query)(void* stream);
-  Code (*stream_wait)(void* stream, void* event, unsigned flags);
-  Code (*stream_is_capturing)(void* stream, int* status);
-  Code (*stream_context)(void* stream, Context* context);
-  Code (*event_create)(void** event, unsigned flags);
-  Code (*event_destroy)(void* event);
-  Code (*event_record)(void* event, void* stream);
-  Code (*event_query)(void* event);
-  Code (*exchange_capture_mode)(int* mode);
+  CudaFunction<unsigned> init;
+  CudaFunction<int, const char**> get_error_name;
+  CudaFunction<int, const char**> get_error_string;
+  CudaFunction<int*> device_count;
+  CudaFunction<int, unsigned*, int*> primary_state;
+  CudaFunction<Context*, int> primary_retain;
+  CudaFunction<Context> context_push;
+  CudaFunction<Context*> context_pop;
+  CudaFunction<unsigned, int*, void**, Address> pointer_attributes;
+  CudaFunction<Address*, std::size_t> allocate;
+  CudaFunction<Address> free;
+  CudaFunction<void*, std::size_t, unsigned> host_register;
+  CudaFunction<void*> host_unregister;
+  CudaFunction<Address, Address, std::size_t, void*> copy;
+  CudaFunction<void**, unsigned> stream_create;
+  CudaFunction<void*> stream_destroy;
+  CudaFunction<void*> stream_synchronize;
+  CudaFunction<void*> stream_query;
+  CudaFunction<void*, void*, unsigned> stream_wait;
+  CudaFunction<void*, int*> stream_is_capturing;
+  CudaFunction<void*, Context*> stream_context;
+  CudaFunction<void**, unsigned> event_create;
+  CudaFunction<void*> event_destroy;
+  CudaFunction<void*, void*> event_record;
+  CudaFunction<void*> event_query;
+  CudaFunction<int*> exchange_capture_mode;
 };
 
 // What the driver reported about a call. `device` is the one that a code of ours is about.
