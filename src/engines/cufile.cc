@@ -208,8 +208,7 @@ const Library* load() {
 // With the lock held: the library, with its driver open.
 Result<const Library*> start() {
   const auto none = [](std::string why) {
-    return Error(
-        {.operation = "use GPUDirect Storage", .code = EOPNOTSUPP, .hint = std::move(why)});
+    return Error({.operation = use_gds, .code = EOPNOTSUPP, .hint = std::move(why)});
   };
   const Library* library = load();
   if (library == nullptr) return none(state().problem);

@@ -16,6 +16,9 @@ inline constexpr int cufile_codes_begin = 5000;
 [[nodiscard]] int cufile_errno(int code) noexcept;
 [[nodiscard]] std::string cufile_text(int code);  // "CU_FILE_...: what to do"
 
+// The operation that errors name when cuFile cannot be used at all.
+inline constexpr const char* use_gds = "use GPUDirect Storage";
+
 // A descriptor that is registered with cuFile. See open_gpu_file().
 class GpuFile {
  public:

@@ -34,7 +34,6 @@ std::string gpu_path(EngineKind kind) {
 }
 
 Result<std::shared_ptr<const GpuFile>> open_gpu_file(EngineKind kind, int fd) {
-  constexpr const char* use_gds = "use GPUDirect Storage";
   const auto refuse = [](int code, std::string why) {
     return Error({.operation = use_gds, .code = code, .hint = std::move(why)});
   };

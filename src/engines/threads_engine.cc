@@ -176,8 +176,7 @@ Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth, os::System& 
 
 Result<std::unique_ptr<Engine>> open_gds_engine(unsigned depth, os::System& system) {
   if (const GdsSupport support = gds_support(); support.mode == GdsMode::none) {
-    return Error(
-        {.operation = "use GPUDirect Storage", .code = EOPNOTSUPP, .hint = support.reason});
+    return Error({.operation = use_gds, .code = EOPNOTSUPP, .hint = support.reason});
   }
   return std::unique_ptr<Engine>(std::make_unique<ThreadsEngine>(EngineKind::gds, depth, system));
 }
