@@ -32,6 +32,8 @@ struct Stats {
   std::uint64_t latency_ns_max = 0;
 
   double cpu_seconds = 0;  // of the handle's own threads
+
+  std::uint64_t lane_operations = 0;  // small ones, that whoever waits for them moves itself
 };
 
 // The counters of Stats by name, in the order above, for programs that print or add up all of them.
@@ -53,6 +55,7 @@ inline constexpr StatsCounter stats_counters[] = {
     {"short_transfers", &Stats::short_transfers},
     {"refused_submissions", &Stats::refused_submissions},
     {"fallbacks", &Stats::fallbacks},
+    {"lane_operations", &Stats::lane_operations},
 };
 
 }  // namespace tensorferry

@@ -55,14 +55,21 @@ struct Submitted {
   int error = 0;
 };
 
+// Whom an engine serves. `one_thread`: the owner, which attached it. `any_thread`: a thread may
+// submit and another reap at the same time, neither need be the owner, and requests complete
+// whatever the thread that submitted them does.
+enum class Service : std::uint8_t { one_thread, any_thread };
+
 struct Capabilities {
   unsigned buffers_max = 0;  // how many buffers can be registered; 0: none
   unsigned files_max = 0;
+  Service service = Service::one_thread;
 };
 
 inline constexpr std::size_t registered_buffer_bytes_max = std::size_t{1} << 30;
 
-// Only one thread, the owner, calls an engine, wake() aside. At most `depth` requests are in
+// Only one thread, the owner, calls an engine, wake() aside, unless it serves any thread: then one
+// thread at a time calls reap(), and one at a time everything else. At most `depth` requests are in
 // flight.
 class Engine {
  public:
@@ -101,6 +108,11 @@ class Engine {
   virtual void unregister_buffer(unsigned index) noexcept;
   virtual int register_file(unsigned index, int fd);
   virtual void unregister_file(unsigned index) noexcept;
+
+  // A descriptor that is readable when a request has ended that was submitted after the first call
+  // of ready_fd(), as long as nobody reads it (an eventfd); -1 if the engine has none. Only engines
+  // that serve any thread have one.
+  [[nodiscard]] virtual int ready_fd() { return -1; }
 
   // CPU time of threads that the engine runs itself.
   [[nodiscard]] virtual double cpu_seconds() const noexcept { return 0; }

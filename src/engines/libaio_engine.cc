@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <string>
 #include <vector>
@@ -39,33 +40,32 @@ std::string why_refused(int code) {
   }
 }
 
+// submit() and reap() share only the kernel's context and the count of requests in flight: the
+// kernel is done with an iocb when io_submit returns.
 class LibaioEngine final : public Engine {
  public:
   LibaioEngine(io_context_t context, int wake_fd, unsigned depth)
-      : context_(context), wake_fd_(wake_fd), blocks_(depth), events_(depth + 1) {
-    free_.reserve(depth);
-    for (iocb& block : blocks_) free_.push_back(&block);
-    to_submit_.reserve(depth);
+      : context_(context), wake_fd_(wake_fd), depth_(depth), blocks_(depth), events_(depth + 1) {
+    for (iocb& block : blocks_) to_submit_.push_back(&block);
   }
 
   ~LibaioEngine() override {
     ::io_destroy(context_);
     ::close(wake_fd_);
+    if (ready_fd_ >= 0) ::close(ready_fd_);
   }
 
   [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::libaio; }
-  [[nodiscard]] Capabilities capabilities() const noexcept override { return {}; }
+  [[nodiscard]] Capabilities capabilities() const noexcept override {
+    return {.service = Service::any_thread};
+  }
   int attach() override { return 0; }
 
   Submitted submit(std::span<const Request> requests) override {
-    const std::size_t count = std::min(requests.size(), free_.size());
-    to_submit_.clear();
-    for (std::size_t i = 0; i < count; ++i) {
-      iocb* block = free_.back();
-      free_.pop_back();
-      prepare(*block, requests[i]);
-      to_submit_.push_back(block);
-    }
+    const std::size_t left = depth_ - in_flight_.load(std::memory_order_acquire);
+    const std::size_t count = std::min(requests.size(), left);
+    for (std::size_t i = 0; i < count; ++i) prepare(blocks_[i], requests[i]);
+    in_flight_.fetch_add(count, std::memory_order_relaxed);  // before a reaper can see the end
     std::size_t taken = 0;
     int error = count < requests.size() ? EAGAIN : 0;
     while (taken < count) {
@@ -77,7 +77,7 @@ class LibaioEngine final : public Engine {
       }
       taken += static_cast<std::size_t>(sent);
     }
-    for (std::size_t i = count; i > taken; --i) free_.push_back(to_submit_[i - 1]);
+    if (taken < count) in_flight_.fetch_sub(count - taken, std::memory_order_relaxed);
     return {taken, error};
   }
 
@@ -101,8 +101,8 @@ class LibaioEngine final : public Engine {
       }
       out[count++] = {reinterpret_cast<std::uint64_t>(event.data),
                       static_cast<std::int32_t>(static_cast<std::int64_t>(event.res))};
-      free_.push_back(event.obj);
     }
+    in_flight_.fetch_sub(count, std::memory_order_release);
     return static_cast<int>(count);
   }
 
@@ -110,6 +110,11 @@ class LibaioEngine final : public Engine {
 
   // Linux cannot cancel a block request that libaio has sent; it completes by itself.
   void cancel(std::uint64_t) noexcept override {}
+
+  [[nodiscard]] int ready_fd() override {
+    if (ready_fd_ < 0) ready_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return ready_fd_;
+  }
 
   // 0 or -errno.
   int watch_for_wake() noexcept {
@@ -121,7 +126,7 @@ class LibaioEngine final : public Engine {
   }
 
  private:
-  static void prepare(iocb& block, const Request& request) {
+  void prepare(iocb& block, const Request& request) const {
     const auto offset = static_cast<long long>(request.offset);
     switch (request.kind) {
       case RequestKind::read:
@@ -138,15 +143,18 @@ class LibaioEngine final : public Engine {
         break;
     }
     block.data = reinterpret_cast<void*>(request.tag);
+    if (ready_fd_ >= 0) ::io_set_eventfd(&block, ready_fd_);
   }
 
   io_context_t context_;
   int wake_fd_;
-  iocb wake_block_{};
-  bool wake_watched_ = false;
-  std::vector<iocb> blocks_;
-  std::vector<iocb*> free_;
+  int ready_fd_ = -1;
+  const std::size_t depth_;
+  std::atomic<std::size_t> in_flight_{0};
+  std::vector<iocb> blocks_;  // of the call of submit() under way
   std::vector<iocb*> to_submit_;
+  iocb wake_block_{};  // this and what follows is the reaper's
+  bool wake_watched_ = false;
   std::vector<io_event> events_;
 };
 

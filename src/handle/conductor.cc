@@ -6,16 +6,40 @@
 #include <utility>
 
 #include "handle/trace.h"
-#include "handle/transfer_builder.h"
 
 namespace tensorferry::handle {
+
+namespace {
+
+// What goes on a lane: little enough that submitting it takes a caller no time to speak of, or more
+// if the caller waits anyway; through slots only what the slots of a lane are made for.
+constexpr std::uint64_t lane_bytes_max = 256 * KiB;
+constexpr std::uint64_t lane_slot_transfer_bytes_max = 64 * KiB;
+constexpr std::size_t lane_parts_max = 8;
+
+bool fits_lane(std::span<const Part> parts, Caller caller) noexcept {
+  if (parts.size() > lane_parts_max) return false;
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    if (part.gpu >= 0 || !part.file->direct()) return false;
+    if (part.bytes > cut_bytes_max) return false;
+    bytes += part.bytes;
+    const auto address = reinterpret_cast<std::uintptr_t>(part.memory);
+    const bool in_place = address % part.file->memory_alignment() == 0 &&
+                          (part.offset | part.bytes) % part.file->offset_alignment() == 0;
+    if (!in_place && part.bytes > lane_slot_transfer_bytes_max) return false;
+  }
+  return bytes <= (caller == Caller::waits ? cut_bytes_max : lane_bytes_max);
+}
+
+}  // namespace
 
 Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
     : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
       generation_(os::fork_generation()),
-      inline_mover_(system, ledger_, options.block_bytes, inline_slot_bytes_max(options),
+      inline_mover_(system, ledger_, options.block_bytes, inline_uncut_bytes_max(options),
                     slot_bytes_of(options_, SlotShares::inline_callers)) {
   ledger_->on_lost = options.on_lost;
 }
@@ -37,6 +61,7 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
 Conductor::~Conductor() {
   (void)close(std::nullopt, OpenReads::cancel);
   ledger_->report_lost();
+  for (const DeviceCrew* one = crews_; one != nullptr;) delete std::exchange(one, one->older);
 }
 
 bool Conductor::close(std::optional<Operation::Clock::time_point> deadline,
@@ -82,12 +107,24 @@ Stats Conductor::stats() {
 // --- Crews -----------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<Crew>> Conductor::crews() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);  // one that is being started counts
   std::vector<std::shared_ptr<Crew>> all;
-  for (const auto* crew : {&main_, &buffered_, &gpu_}) {
-    if (*crew != nullptr) all.push_back(*crew);
+  for (const DeviceCrew* one = crews_; one != nullptr; one = one->older) {
+    if (std::ranges::find(all, one->crew) == all.end()) all.push_back(one->crew);
   }
   return all;
+}
+
+std::shared_ptr<Crew> Conductor::find_crew(const Device& device, Role role) const noexcept {
+  for (const DeviceCrew* one = crews_.load(std::memory_order_acquire); one != nullptr;
+       one = one->older) {
+    if (one->device == &device && one->role == role) return one->crew;
+  }
+  return nullptr;
+}
+
+void Conductor::add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew) {
+  crews_.store(new DeviceCrew{&device, role, std::move(crew), crews_}, std::memory_order_release);
 }
 
 Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string reason,
@@ -134,13 +171,12 @@ Result<EngineKind> Conductor::choose_engine(const Device& device, Open open) {
   return EngineKind::threads;
 }
 
-Result<std::shared_ptr<Crew>> Conductor::main_crew(const Device& device) {
-  const std::lock_guard lock(mutex_);
-  if (main_ != nullptr) return main_;
+Result<std::shared_ptr<Crew>> Conductor::start_main(const Device& device) {
+  std::shared_ptr<Crew> main;
   auto chosen = choose_engine(device, [&](EngineKind kind, std::string reason) -> Status {
     auto crew = start_crew(kind, std::move(reason), device, SlotShares::workers);
     if (!crew.ok()) return crew.error();
-    main_ = std::move(crew.value());
+    main = std::move(crew.value());
     return Nothing{};
   });
   if (!chosen.ok()) return chosen.error();
@@ -148,38 +184,54 @@ Result<std::shared_ptr<Crew>> Conductor::main_crew(const Device& device) {
                                       ? device.profile->engine
                                       : EngineKind::io_uring;
   if (automatic() && chosen.value() != first_choice) {
-    ledger_->note_fallback(*main_->engine_reason());
+    ledger_->note_fallback(*main->engine_reason());
   }
-  return main_;
+  return main;
 }
 
-Result<std::shared_ptr<Crew>> Conductor::gpu_crew(const files::OpenFile& file) {
+Result<std::shared_ptr<Crew>> Conductor::crew_for(const files::OpenFile& file, int gpu) {
+  const Role role = gpu >= 0 && engines::moves_gpu_memory(options_.engine) ? Role::gpu
+                    : !file.direct() && automatic()                        ? Role::buffered
+                                                                           : Role::main;
+  const Device& device = file.device();
+  if (auto known = find_crew(device, role)) return known;
   const std::lock_guard lock(mutex_);
-  if (gpu_ == nullptr) {
-    auto crew = start_crew(options_.engine, gpu_reason(), file.device(), SlotShares::gpu);
-    if (!crew.ok()) return crew.error();
-    gpu_ = std::move(crew.value());
+  if (closed_) return check_open().error();
+  for (const DeviceCrew* one = crews_; one != nullptr; one = one->older) {
+    if (one->role != role || one->device->number != device.number) continue;
+    auto crew = one->crew;
+    if (one->device != &device) add_crew(device, role, crew);
+    return crew;
   }
-  return gpu_;
+  auto crew =
+      role == Role::gpu ? start_crew(options_.engine, gpu_reason(), device, SlotShares::gpu)
+      : role == Role::buffered
+          ? start_crew(EngineKind::threads,
+                       "auto: without O_DIRECT threads move bytes best; " + file.direct_reason(),
+                       device, SlotShares::buffered)
+          : start_main(device);
+  if (!crew.ok()) return crew.error();
+  if (role == Role::buffered) ledger_->note_fallback(*crew.value()->engine_reason());
+  add_crew(device, role, crew.value());
+  return crew;
 }
 
-Result<std::shared_ptr<Crew>> Conductor::crew_for(const files::OpenFile& file) {
-  auto main = main_crew(file.device());
-  if (!main.ok() || file.direct() || !automatic() ||
-      main.value()->options().engine == EngineKind::threads) {
-    return main;
+Result<Crews> Conductor::crews_for(std::span<Part> parts) {
+  Crews crews;
+  const Part* last = nullptr;
+  for (Part& part : parts) {
+    if (last != nullptr && last->file == part.file && last->gpu == part.gpu) {
+      part.leg = last->leg;
+    } else {
+      auto crew = crew_for(*part.file, part.gpu);
+      if (!crew.ok()) return crew.error();
+      const auto known = std::ranges::find(crews, crew.value());
+      part.leg = static_cast<std::size_t>(known - crews.begin());
+      if (known == crews.end()) crews.push_back(std::move(crew.value()));
+    }
+    last = &part;
   }
-  const std::lock_guard lock(mutex_);
-  if (buffered_ == nullptr) {
-    auto crew =
-        start_crew(EngineKind::threads,
-                   "auto: without O_DIRECT threads move bytes best; " + file.direct_reason(),
-                   file.device(), SlotShares::buffered);
-    if (!crew.ok()) return crew.error();
-    buffered_ = std::move(crew.value());
-    ledger_->note_fallback(*buffered_->engine_reason());
-  }
-  return buffered_;
+  return crews;
 }
 
 Result<std::pair<EngineKind, std::string>> Conductor::engine() {
@@ -189,10 +241,12 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
     if (!engine.ok()) return engine.error();
     return std::pair(options_.engine, gpu_reason());
   }
-  {
-    const std::lock_guard lock(mutex_);
-    if (main_ != nullptr) return std::pair(main_->options().engine, *main_->engine_reason());
+  // The first that was started.
+  const Crew* first = nullptr;
+  for (const DeviceCrew* one = crews_; one != nullptr; one = one->older) {
+    if (one->role == Role::main) first = one->crew.get();
   }
+  if (first != nullptr) return std::pair(first->options().engine, *first->engine_reason());
   std::string why;
   auto chosen = choose_engine(Device{}, [&](EngineKind kind, std::string reason) -> Status {
     auto engine = open_engine_(kind, std::max(options_.queue_depth, 1U), system_);
@@ -207,40 +261,51 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 // --- Operations ------------------------------------------------------------------------------
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
-                                      Durability durability) {
+                                      Durability durability, Caller caller) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
   }
+  if (parts.empty()) {
+    auto nothing = build_empty(direction, ledger_);
+    Crew::enqueue(nothing);
+    return Operation(std::move(nothing));
+  }
   Result<Fences> fences = fences_for(parts);
   if (!fences.ok()) return fences.error();
-  const bool by_gpu_crew =
-      engines::moves_gpu_memory(options_.engine) &&
-      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.gpu >= 0; });
-  auto crew = parts.empty() ? main_crew(Device{})
-              : by_gpu_crew ? gpu_crew(*parts.front().file)
-                            : crew_for(*parts.front().file);
-  if (!crew.ok()) return crew.error();
+  Result<Crews> crews = crews_for(parts);
+  if (!crews.ok()) return crews.error();
+  const Way way = crews.value().size() == 1 && crews.value().front()->options().lanes > 0 &&
+                          fits_lane(parts, caller)
+                      ? Way::lane
+                      : Way::queue;
   auto transfer = build_transfer(direction, parts, std::move(fences.value()), durability, options_,
-                                 crew.value());
+                                 crews.value(), way, caller);
   if (!transfer.ok()) return transfer.error();
-  crew.value()->enqueue(transfer.value());
+  if (way == Way::lane && crews.value().front()->take_on_lane(transfer.value())) {
+    return Operation(std::move(transfer.value()));
+  }
+  for (const auto& crew : crews.value()) {
+    if (Status started = crew->start_workers(); !started.ok()) return started.error();
+  }
+  Crew::enqueue(transfer.value());
   return Operation(std::move(transfer.value()));
 }
 
 Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
                                   Durability durability) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
-  auto crew = crew_for(*file);
+  auto crew = crew_for(*file, -1);
   if (!crew.ok()) return crew.error();
+  if (Status started = crew.value()->start_workers(); !started.ok()) return started.error();
   auto transfer = build_sync(file, durability, crew.value());
-  crew.value()->enqueue(transfer);
+  Crew::enqueue(transfer);
   return Operation(std::move(transfer));
 }
 
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
   const bool by_gpu_crew = part.gpu >= 0 && engines::moves_gpu_memory(options_.engine);
-  if (inline_mover_.fits(part) && !by_gpu_crew) {
+  if (inline_mover_.fits(direction, part) && !by_gpu_crew) {
     if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check_part(direction, part); !checked.ok()) return checked;
     Result<Fences> fences = fences_for({&part, 1});
@@ -248,7 +313,7 @@ Status Conductor::transfer_now(Direction direction, Part part, Durability durabi
     const os::GpuFence* fence = fences.value().empty() ? nullptr : fences.value().front().get();
     if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) return *done;
   }
-  Result<Operation> operation = transfer(direction, {&part, 1}, durability);
+  Result<Operation> operation = transfer(direction, {&part, 1}, durability, Caller::waits);
   if (!operation.ok()) return operation.error();
   try {
     operation.value().wait();

@@ -19,6 +19,7 @@
 #include "handle/ledger.h"
 #include "handle/part.h"
 #include "handle/settings.h"
+#include "handle/transfer_builder.h"
 #include "tensorferry/handle.h"
 
 namespace tensorferry::handle {
@@ -44,7 +45,7 @@ class Conductor {
 
   // Queues one operation of all `parts`. Reorders them.
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
-                                           Durability durability);
+                                           Durability durability, Caller caller = Caller::goes_on);
   // Returns when done. Moves a small part inline, queues any other and waits for it.
   [[nodiscard]] Status transfer_now(Direction direction, Part part, Durability durability);
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
@@ -71,10 +72,11 @@ class Conductor {
   // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
   [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews();
-  // Each starts its crew at the first call.
-  [[nodiscard]] Result<std::shared_ptr<Crew>> main_crew(const Device& device);
-  [[nodiscard]] Result<std::shared_ptr<Crew>> gpu_crew(const files::OpenFile& file);
-  [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file);
+  // The crew that moves the part; starts it at the first call.
+  [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file, int gpu);
+  [[nodiscard]] Result<std::shared_ptr<Crew>> start_main(const Device& device);
+  // Chooses the crew of each part and numbers their legs. Starts crews.
+  [[nodiscard]] Result<Crews> crews_for(std::span<Part> parts);
   // Whether `auto` chooses the engine for memory of the CPU.
   [[nodiscard]] bool automatic() const noexcept;
   // Calls open(kind, reason) for the user's choice; or for the profile's and then for those of
@@ -95,10 +97,22 @@ class Conductor {
 
   std::atomic<bool> closed_{false};
 
-  std::mutex mutex_;  // guards the crews
-  std::shared_ptr<Crew> main_;
-  std::shared_ptr<Crew> buffered_;  // for files without O_DIRECT, if `auto` chooses
-  std::shared_ptr<Crew> gpu_;       // for memory of GPUs, if the user chose an engine that moves it
+  // `buffered`: for files without O_DIRECT, if `auto` chooses the engine. `gpu`: for memory of
+  // GPUs, if the user chose an engine that moves it.
+  enum class Role : std::uint8_t { main, buffered, gpu };
+  // The crew of a device. Devices with one number share it: they are parts of one disk.
+  struct DeviceCrew {
+    const Device* device;
+    Role role;
+    std::shared_ptr<Crew> crew;
+    const DeviceCrew* older;
+  };
+  [[nodiscard]] std::shared_ptr<Crew> find_crew(const Device& device, Role role) const noexcept;
+  void add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew);
+
+  std::mutex mutex_;  // held to start crews
+  // Newest first. Entries never change and live as long as the conductor: reading takes no lock.
+  std::atomic<const DeviceCrew*> crews_{nullptr};
 };
 
 }  // namespace tensorferry::handle

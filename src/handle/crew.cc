@@ -8,30 +8,75 @@
 
 namespace tensorferry::handle {
 
-Crew::Crew(const CrewOptions& options, std::string engine_reason, os::System& system,
-           std::shared_ptr<Ledger> ledger)
+namespace {
+
+// An operation of more blocks is not small: submitting it would take its caller long.
+constexpr std::uint64_t lane_blocks_max = 16;
+
+// Numbers the threads that use lanes, from 0: neighbours get different lanes.
+std::size_t number_of_this_thread() noexcept {
+  static std::atomic<std::size_t> next{0};
+  thread_local const std::size_t number = next.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+// A reference to a leg that keeps its transfer.
+std::shared_ptr<Leg> shared(Leg& leg) { return {leg.transfer->shared_from_this(), &leg}; }
+
+// Keeps the crews of a transfer while somebody who belongs to one of them uses the others.
+std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
+  std::vector<std::shared_ptr<Crew>> crews;
+  if (transfer.legs.size() < 2) return crews;
+  for (const Leg& leg : transfer.legs) crews.push_back(leg.owner.lock());
+  return crews;
+}
+
+}  // namespace
+
+Crew::Crew(const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
+           os::System& system, std::shared_ptr<Ledger> ledger)
     : options_(options),
       engine_reason_(std::make_shared<const std::string>(std::move(engine_reason))),
+      lane_reason_(options.engine == EngineKind::libaio
+                       ? engine_reason_
+                       : std::make_shared<const std::string>(
+                             "auto: small operations go by libaio: any thread can wait for them")),
+      open_engine_(std::move(open_engine)),
       system_(system),
       ledger_(std::move(ledger)) {}
 
 Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, std::string engine_reason,
-                                          const OpenEngine& open_engine, os::System& system,
+                                          OpenEngine open_engine, os::System& system,
                                           std::shared_ptr<Ledger> ledger) {
-  std::shared_ptr<Crew> crew(
-      new Crew(options, std::move(engine_reason), system, std::move(ledger)));
+  std::shared_ptr<Crew> crew(new Crew(options, std::move(engine_reason), std::move(open_engine),
+                                      system, std::move(ledger)));
   for (unsigned i = 0; i < options.workers; ++i) {
-    auto engine = open_engine(options.engine, options.queue_depth, system);
+    auto engine = crew->open_engine_(options.engine, options.mover.queue_depth, system);
     if (!engine.ok()) return engine.error();
     crew->workers_.push_back(std::make_unique<Worker>(*crew, std::move(engine.value())));
   }
-  for (const auto& worker : crew->workers_) {
-    if (Status started = worker->start(); !started.ok()) return started.error();
-    ++crew->started_;
-  }
-  crew->end_of_regions_ =
-      std::make_unique<memory::EndOfRegions>([raw = crew.get()] { raw->wake_all(); });
   return crew;
+}
+
+Status Crew::start_workers() {
+  if (workers_started_.load(std::memory_order_acquire)) return Nothing{};
+  const std::lock_guard lock(mutex_);
+  if (workers_started_) return Nothing{};
+  Status status = Nothing{};
+  std::size_t count = 0;
+  for (const auto& worker : workers_) {
+    status = worker->start();
+    if (!status.ok()) break;
+    ++count;
+  }
+  if (count == 0) return status;
+  if (count < workers_.size()) {
+    ledger_->note_fallback(std::string(status.error().what()) + "; fewer workers move the bytes");
+  }
+  started_ += count;
+  end_of_regions_ = std::make_unique<memory::EndOfRegions>([this] { wake_all(); });
+  workers_started_.store(true, std::memory_order_release);
+  return Nothing{};
 }
 
 Crew::~Crew() {
@@ -61,18 +106,20 @@ void Crew::finish(OpenReads reads) noexcept {
 bool Crew::wait_for_end(std::optional<Clock::time_point> deadline) noexcept {
   const auto is_this_thread = [](const auto& worker) { return worker->is_this_thread(); };
   std::unique_lock lock(mutex_);
-  const auto all_left = [this] { return left_ == started_; };
-  if (!all_left() && std::ranges::any_of(workers_, is_this_thread)) {
+  const auto all_left = [this] { return closing_ && left_ == started_; };
+  if (!all_left() && (keeper_.is_this_thread() || std::ranges::any_of(workers_, is_this_thread))) {
     self_ = shared_from_this();
     for (const auto& worker : workers_) worker->detach();
+    keeper_.detach();
     return true;
   }
   if (!deadline) {
-    worker_left_.wait(lock, all_left);
-  } else if (!worker_left_.wait_until(lock, *deadline, all_left)) {
+    thread_left_.wait(lock, all_left);
+  } else if (!thread_left_.wait_until(lock, *deadline, all_left)) {
     return false;
   }
   for (const auto& worker : workers_) worker->join();
+  keeper_.join();
   end_of_regions_.reset();
   return true;
 }
@@ -82,7 +129,7 @@ std::shared_ptr<Crew> Crew::leave() noexcept {
   {
     const std::lock_guard lock(mutex_);
     ++left_;
-    worker_left_.notify_all();
+    thread_left_.notify_all();
     if (left_ == started_) self = std::move(self_);
   }
   if (self != nullptr) ledger_->report_lost();  // the handle did not wait for this
@@ -92,8 +139,9 @@ std::shared_ptr<Crew> Crew::leave() noexcept {
 void Crew::end_if_done() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!finishing_ || live_ != nullptr) return;
+    if (!finishing_ || live_ != nullptr || on_lanes_ > 0) return;
     closing_ = true;
+    thread_left_.notify_all();
   }
   wake_all();
 }
@@ -136,29 +184,46 @@ void Crew::stop(Transfer& transfer, const std::string& why) noexcept {
 
 std::vector<std::shared_ptr<Transfer>> Crew::live() noexcept {
   std::vector<std::shared_ptr<Transfer>> all;
-  const std::lock_guard lock(mutex_);
-  for (Transfer* one = live_; one != nullptr; one = one->live_after) {
-    all.push_back(one->shared_from_this());
+  std::vector<Lane*> lanes;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Leg* one = live_; one != nullptr; one = one->live_after) {
+      all.push_back(one->transfer->shared_from_this());
+    }
+    for (const auto& lane : open_lanes_) lanes.push_back(lane.get());
   }
   std::ranges::reverse(all);  // oldest first, as in the queue
+  for (Lane* lane : lanes) {
+    for (auto& transfer : lane->transfers()) all.push_back(std::move(transfer));
+  }
   return all;
 }
 
-void Crew::link(Transfer& transfer) noexcept {
-  transfer.live_after = live_;
-  if (live_ != nullptr) live_->live_before = &transfer;
-  live_ = &transfer;
+void Crew::link(Leg& leg) noexcept {
+  leg.linked = true;
+  leg.live_after = live_;
+  if (live_ != nullptr) live_->live_before = &leg;
+  live_ = &leg;
 }
 
-void Crew::unlink(Transfer& transfer) noexcept {
-  (transfer.live_before != nullptr ? transfer.live_before->live_after : live_) =
-      transfer.live_after;
-  if (transfer.live_after != nullptr) transfer.live_after->live_before = transfer.live_before;
+void Crew::unlink(Leg& leg) noexcept {
+  if (!std::exchange(leg.linked, false)) return;
+  (leg.live_before != nullptr ? leg.live_before->live_after : live_) = leg.live_after;
+  if (leg.live_after != nullptr) leg.live_after->live_before = leg.live_before;
+  leg.live_before = nullptr;
+  leg.live_after = nullptr;
 }
 
 // Tells the user last: a callback may destroy the handle.
 void Crew::complete(Transfer& transfer) noexcept {
-  if (finishing_) end_if_done();
+  const auto kept = others_kept(transfer);
+  for (Leg& leg : transfer.legs) {
+    if (leg.linked) {  // nobody else changes it any more
+      const std::lock_guard lock(leg.crew->mutex_);
+      leg.crew->unlink(leg);
+    }
+    if (leg.crew->finishing_) leg.crew->end_if_done();
+  }
   transfer.complete();
 }
 
@@ -172,47 +237,64 @@ double Crew::cpu_seconds() {
 }
 
 void Crew::wake_all() noexcept {
-  for (const auto& worker : workers_) worker->wake();
+  if (workers_started_) {
+    for (const auto& worker : workers_) worker->wake();
+  }
+  if (keeper_started_) keeper_.wake();
 }
 
 void Crew::enqueue(const std::shared_ptr<Transfer>& transfer) {
-  std::uint64_t blocks = 0;
-  for (const Run& run : transfer->runs) blocks += run.plan.block_count();
+  if (transfer->runs.empty()) {
+    bool refused = false;
+    for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);
+    if (refused) transfer->fail_cancelled("the handle was closed");
+    blocks_finished(transfer);
+    return;
+  }
   bool refused = false;
+  for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);
+  if (!refused) return;
+  transfer->fail_cancelled("the handle was closed");
+  drop(*transfer);
+}
+
+bool Crew::take_leg(Leg& leg) {
+  Sleepers awake{};
   {
     const std::lock_guard lock(mutex_);
-    refused = finishing_;
-    if (!refused && blocks > 0) {
-      if (transfer->fences.empty()) {
-        push(transfer, blocks);
-      } else {
-        waiting_.push_back(transfer);
-        fenced_ = true;
-        wake(1);
-      }
+    if (finishing_) return false;
+    link(leg);
+    if (leg.unclaimed == 0) return true;
+    if (leg.transfer->fences.empty()) {
+      queue_.push_back(shared(leg));
+      awake = sleepers(leg.unclaimed);
+    } else {
+      waiting_.push_back(shared(leg));
+      fenced_ = true;
+      awake = sleepers(1);
     }
-    if (!refused) link(*transfer);
   }
-  if (refused) {
-    transfer->fail_cancelled("the handle was closed");
-    transfer->complete();
-  } else if (blocks == 0) {
-    blocks_finished(transfer);
-  }
+  wake(awake);
+  return true;
 }
 
-void Crew::push(const std::shared_ptr<Transfer>& transfer, std::uint64_t claims) {
-  queue_.push_back(transfer);
-  wake(claims);
-}
-
-void Crew::wake(std::uint64_t workers) noexcept {
+Crew::Sleepers Crew::sleepers(std::uint64_t count) noexcept {
+  Sleepers found{};
+  std::size_t next = 0;
   for (const auto& worker : workers_) {
-    if (workers == 0) break;
+    if (count == 0 || next == found.size()) break;
     if (std::exchange(worker->asleep, false)) {
-      worker->wake();
-      --workers;
+      found[next++] = worker.get();
+      --count;
     }
+  }
+  return found;
+}
+
+void Crew::wake(const Sleepers& sleepers) noexcept {
+  for (Worker* worker : sleepers) {
+    if (worker == nullptr) return;
+    worker->wake();
   }
 }
 
@@ -221,20 +303,24 @@ void Crew::ask_fences() {
   if (!fenced()) return;
   const std::unique_lock asking(fences_mutex_, std::try_to_lock);
   if (!asking.owns_lock()) return;
-  std::vector<std::pair<std::shared_ptr<Transfer>, std::vector<std::shared_ptr<os::GpuFence>>>>
-      asked;
+  std::vector<std::pair<std::shared_ptr<Leg>, std::vector<std::shared_ptr<os::GpuFence>>>> asked;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& transfer : waiting_) asked.emplace_back(transfer, transfer->fences);
+    for (const auto& leg : waiting_) asked.emplace_back(leg, leg->transfer->fences);
   }
   std::erase_if(asked, [](const auto& one) {
     return !std::ranges::all_of(one.second, [](const auto& fence) { return fence->passed(); });
   });
-  const std::lock_guard lock(mutex_);
-  for (const auto& [transfer, fences] : asked) {
-    if (std::erase(waiting_, transfer) > 0) push(transfer, workers_.size());
+  Sleepers awake{};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [leg, fences] : asked) {
+      if (std::erase(waiting_, leg) > 0) queue_.push_back(leg);
+    }
+    fenced_ = !waiting_.empty();
+    if (!asked.empty()) awake = sleepers(workers_.size());
   }
-  fenced_ = !waiting_.empty();
+  wake(awake);
 }
 
 std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
@@ -243,29 +329,33 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
   std::size_t count = 0;
   std::size_t looked_at = 0;
   while (count < out.size() && looked_at < queue_.size()) {
-    std::shared_ptr<Transfer> transfer = std::move(queue_.front());
+    std::shared_ptr<Leg> leg = std::move(queue_.front());
     queue_.pop_front();
-    const std::size_t turn_end = std::min(out.size(), count + transfer->turn_left);
+    Transfer& transfer = *leg->transfer;
+    const std::size_t turn_end = std::min(out.size(), count + leg->turn_left);
     const std::size_t before = count;
     const auto starved = [&] {
-      const Run* run = worker.starving() ? transfer->next_through_slot() : nullptr;
+      const Run* run = worker.starving() ? transfer.next_through_slot(*leg) : nullptr;
       return run != nullptr && !worker.has_slots_for(*run);
     };
-    while (count < turn_end && transfer->claimable() && !starved()) {
-      transfer->claim(transfer, out[count++]);
+    if (transfer.claimable(*leg) && !starved()) {
+      const std::shared_ptr<Transfer> self(leg, &transfer);
+      do {
+        transfer.claim(self, *leg, out[count++]);
+      } while (count < turn_end && transfer.claimable(*leg) && !starved());
     }
     const bool took = count != before;
     looked_at = took ? 0 : looked_at + 1;
-    transfer->turn_left -= count - before;
+    leg->turn_left -= count - before;
     // A stopping one stays until drop() takes it.
-    const bool stays = transfer->claimable() || transfer->stopping();
-    if (stays && took && count == out.size() && transfer->turn_left > 0) {
+    const bool stays = transfer.claimable(*leg) || transfer.stopping();
+    if (stays && took && count == out.size() && leg->turn_left > 0) {
       // The next worker with room goes on with this turn: later operations must not overtake it.
-      queue_.push_front(std::move(transfer));
+      queue_.push_front(std::move(leg));
       break;
     }
-    if (transfer->turn_left == 0) transfer->turn_left = turn_blocks;
-    if (stays) queue_.push_back(std::move(transfer));
+    if (leg->turn_left == 0) leg->turn_left = turn_blocks;
+    if (stays) queue_.push_back(std::move(leg));
   }
   worker.asleep = count < out.size();
   return count;
@@ -273,42 +363,150 @@ std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
 
 void Crew::blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
   // The transfer is in no queue and has nothing in flight.
-  transfer->prepare_steps();
+  if (transfer->prepare_steps() == 0) {
+    complete(*transfer);
+    return;
+  }
+  std::vector<std::uint64_t> counts(transfer->legs.size());
+  for (const SyncStep& step : transfer->steps) ++counts[step.leg];
+  const auto kept = others_kept(*transfer);
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > 0) transfer->legs[i].crew->queue_steps(transfer->legs[i], counts[i]);
+  }
+}
+
+void Crew::queue_steps(Leg& leg, std::uint64_t steps) noexcept {
+  // A lane's operation has come without any worker. If none can start, nobody can sync.
+  if (Status started = start_workers(); !started.ok()) leg.transfer->fail(started.error());
+  bool stopping = false;
+  Sleepers awake{};
   {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t steps = transfer->stopping() ? 0 : transfer->start_steps();
-    if (steps > 0) {
-      push(transfer, steps);
-      return;
+    if (!leg.linked) link(leg);
+    stopping = leg.transfer->stopping();
+    if (!stopping) {
+      leg.unclaimed = steps;
+      queue_.push_back(shared(leg));
+      awake = sleepers(steps);
     }
-    unlink(*transfer);
   }
-  complete(*transfer);
+  if (!stopping) {
+    wake(awake);
+  } else if (leg.transfer->finish_blocks(steps)) {
+    complete(*leg.transfer);
+  }
+}
+
+std::uint64_t Crew::abandon(Leg& leg) noexcept {
+  std::shared_ptr<Leg> queued;  // outlives the lock
+  const std::lock_guard lock(mutex_);
+  const auto is_it = [&](const auto& other) { return other.get() == &leg; };
+  if (const auto found = std::ranges::find_if(queue_, is_it); found != queue_.end()) {
+    queued = std::move(*found);
+    queue_.erase(found);
+  } else if (const auto waits = std::ranges::find_if(waiting_, is_it); waits != waiting_.end()) {
+    queued = std::move(*waits);
+    waiting_.erase(waits);
+  }
+  return std::exchange(leg.unclaimed, 0);
 }
 
 void Crew::drop(Transfer& transfer) noexcept {
-  std::shared_ptr<Transfer> queued;  // outlives the lock
+  const auto self = transfer.shared_from_this();
+  const auto kept = others_kept(transfer);
   bool last = false;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto is_it = [&](const auto& other) { return other.get() == &transfer; };
-    if (const auto found = std::ranges::find_if(queue_, is_it); found != queue_.end()) {
-      queued = std::move(*found);
-      queue_.erase(found);
-    } else if (const auto waits = std::ranges::find_if(waiting_, is_it); waits != waiting_.end()) {
-      queued = std::move(*waits);
-      waiting_.erase(waits);
-    }
-    const std::uint64_t abandoned = transfer.abandon_unclaimed();
-    last = abandoned > 0 && transfer.finish_blocks(abandoned);
-    if (last) unlink(transfer);
+  for (Leg& leg : transfer.legs) {
+    const std::uint64_t abandoned = leg.crew->abandon(leg);
+    last |= abandoned > 0 && transfer.finish_blocks(abandoned);
   }
   if (last) {
     complete(transfer);
-  } else {
-    ++cancellations_;
-    wake_all();
+    return;
   }
+  for (Leg& leg : transfer.legs) {
+    ++leg.crew->cancellations_;
+    leg.crew->wake_all();
+  }
+  if (transfer.on_lane()) transfer.lane->end_stopping();
+}
+
+// --- Lanes -----------------------------------------------------------------------------------
+
+bool Crew::take_on_lane(const std::shared_ptr<Transfer>& transfer) {
+  const auto needs_page_cache = [](const Run& run) { return run.plan.needs_buffered_descriptor(); };
+  if (transfer->blocks() == 0 || transfer->blocks() > lane_blocks_max ||
+      std::ranges::any_of(transfer->runs, needs_page_cache)) {
+    return false;
+  }
+  Lane* const own = lane();
+  if (own == nullptr) return false;
+  const std::string_view engine_name =
+      std::exchange(transfer->engine_name, to_string(EngineKind::libaio));
+  auto engine_reason = std::exchange(transfer->engine_reason, lane_reason_);
+  if (own->take(transfer)) return true;
+  transfer->engine_name = engine_name;
+  transfer->engine_reason = std::move(engine_reason);
+  return false;
+}
+
+Lane* Crew::lane() noexcept {
+  const std::size_t index = number_of_this_thread() % std::min(options_.lanes, lanes_max);
+  Lane* const known = lanes_[index].load(std::memory_order_acquire);
+  return known != nullptr ? known : open_lane(index);
+}
+
+Lane* Crew::open_lane(std::size_t index) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (lanes_refused_ || finishing_) return nullptr;
+  if (Lane* const known = lanes_[index].load(std::memory_order_acquire)) return known;
+  auto engine = open_engine_(EngineKind::libaio, options_.lane_mover.queue_depth, system_);
+  Status opened = engine.ok() ? Status(Nothing{}) : Status(engine.error());
+  if (opened.ok() && engine.value()->capabilities().service != engines::Service::any_thread) {
+    lanes_refused_ = true;  // a test's engine
+    return nullptr;
+  }
+  if (opened.ok() && !keeper_started_) opened = keeper_.start();
+  if (!opened.ok()) {
+    lanes_refused_ = true;
+    ledger_->note_fallback(std::string(opened.error().what()) +
+                           "; workers move small operations too, which takes longer");
+    return nullptr;
+  }
+  if (!keeper_started_.exchange(true)) ++started_;
+  open_lanes_.push_back(
+      std::make_unique<Lane>(*this, options_.lane_mover, std::move(engine.value())));
+  lanes_[index].store(open_lanes_.back().get(), std::memory_order_release);
+  return open_lanes_.back().get();
+}
+
+void Crew::lane_took() noexcept {
+  on_lanes_.fetch_add(1);
+  ledger_->add(&Stats::lane_operations);
+  keeper_.rouse();
+}
+
+void Crew::lane_gave_back() noexcept {
+  if (on_lanes_.fetch_sub(1) == 1 && finishing_) end_if_done();
+}
+
+void Crew::look_at_lanes() noexcept {
+  for (auto& lane : lanes_) {
+    if (Lane* const open = lane.load(std::memory_order_acquire)) open->look();
+  }
+}
+
+void Crew::add_watched(std::vector<pollfd>& fds) {
+  for (auto& lane : lanes_) {
+    Lane* const open = lane.load(std::memory_order_acquire);
+    const int fd = open != nullptr ? open->watched_fd() : -1;
+    if (fd >= 0) fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  }
+}
+
+bool Crew::call_later(std::vector<std::function<void()>>& listeners) {
+  if (!keeper_started_) return false;
+  keeper_.call_later(std::move(listeners));
+  return true;
 }
 
 }  // namespace tensorferry::handle

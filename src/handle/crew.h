@@ -1,7 +1,11 @@
-// The workers of one engine and the queue they share. Operations are queued here; workers claim
-// blocks of them in turn, so a small operation does not wait for a large one to end.
+// Those who move the bytes of one device: workers with an engine each and the queue they share, and
+// lanes for small operations. Workers claim blocks of queued operations in turn, so a small one
+// does not wait for a large one to end.
 #pragma once
 
+#include <poll.h>
+
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,7 +21,10 @@
 
 #include "base/result.h"
 #include "engines/engine.h"
+#include "handle/keeper.h"
+#include "handle/lane.h"
 #include "handle/ledger.h"
+#include "handle/mover.h"
 #include "handle/transfer.h"
 #include "memory/region.h"
 #include "tensorferry/options.h"
@@ -29,20 +36,14 @@ class Worker;
 using OpenEngine = std::function<Result<std::unique_ptr<engines::Engine>>(
     EngineKind kind, unsigned depth, os::System& system)>;
 
-// A worker handles up to this many completions before it refills the queue. Beyond the depth it has
-// as many flights and slots, which it empties meanwhile.
-inline constexpr std::size_t reap_batch = 16;
-
 struct CrewOptions {
   EngineKind engine = EngineKind::threads;
-  unsigned queue_depth = 1;
   unsigned workers = 1;
-  Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
-  std::size_t slot_block_bytes = 0;  // size of one slot
-  unsigned slots_per_worker = 1;
-  // How many bytes of CPU memory may be under way in the slots of a worker. One block always may.
-  std::size_t slot_bytes_in_flight = 0;
+  MoverOptions mover;  // of each worker
+  // Of each lane, and how many lanes there are; 0: none.
+  MoverOptions lane_mover = {};
+  unsigned lanes = 0;
   // How long a finishing crew goes on while no byte moves.
   std::chrono::nanoseconds close_limit{};
 };
@@ -51,11 +52,11 @@ class Crew : public std::enable_shared_from_this<Crew> {
  public:
   using Clock = Operation::Clock;
 
-  // Opens an engine for each worker and starts them. `engine_reason` says why this engine. The
-  // Error is the engine's.
+  // Opens an engine for each worker. Their threads start with the first operation that is queued.
+  // `engine_reason` says why this engine. The Error is the engine's.
   [[nodiscard]] static Result<std::shared_ptr<Crew>> start(const CrewOptions& options,
                                                            std::string engine_reason,
-                                                           const OpenEngine& open_engine,
+                                                           OpenEngine open_engine,
                                                            os::System& system,
                                                            std::shared_ptr<Ledger> ledger);
   ~Crew();
@@ -80,13 +81,35 @@ class Crew : public std::enable_shared_from_this<Crew> {
   }
   [[nodiscard]] double cpu_seconds();
 
-  // Queues an operation, or completes it at once if it has nothing to do. A finishing crew cancels
-  // it.
-  void enqueue(const std::shared_ptr<Transfer>& transfer);
+  // Starts the workers, if they have not started. Succeeds if at least one can.
+  [[nodiscard]] Status start_workers();
+
+  // Queues an operation with the crews of its legs, whose workers have started, or completes it at
+  // once if it has nothing to do. A finishing crew cancels it.
+  static void enqueue(const std::shared_ptr<Transfer>& transfer);
 
   // Takes back the unclaimed blocks of a stopping operation. Completes it, unless blocks are in
-  // flight: then the worker that finishes the last of them does.
-  void drop(Transfer& transfer) noexcept;
+  // flight: then whoever finishes the last of them does. The crews must not end meanwhile.
+  static void drop(Transfer& transfer) noexcept;
+
+  // The last block of a transfer, or the last of its queued sync steps, has ended: queues the next
+  // sync steps, or completes it.
+  static void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
+
+  // --- Lanes ---
+  // Carries out an operation of one leg on the lane of the calling thread. Returns false, and does
+  // nothing, if it does not fit there: then queue it.
+  [[nodiscard]] bool take_on_lane(const std::shared_ptr<Transfer>& transfer);
+  // For lanes: one more operation, or one less, is under way on them.
+  void lane_took() noexcept;
+  void lane_gave_back() noexcept;
+  [[nodiscard]] bool lanes_in_use() const noexcept { return on_lanes_.load() > 0; }
+  // For the keeper.
+  void look_at_lanes() noexcept;
+  void add_watched(std::vector<pollfd>& fds);
+  void wake_keeper() noexcept { keeper_.wake(); }
+  // Has the listeners called by the keeper, and takes them; returns false if there is none.
+  [[nodiscard]] bool call_later(std::vector<std::function<void()>>& listeners);
 
   // --- For workers ---
   // Claims up to out.size() blocks. A worker that gets fewer counts as asleep: the crew wakes it
@@ -99,9 +122,6 @@ class Crew : public std::enable_shared_from_this<Crew> {
   [[nodiscard]] bool finishing() const noexcept { return finishing_.load(); }
   // The last call of a worker. If it returns the crew, the worker drops it as its very last act.
   [[nodiscard]] std::shared_ptr<Crew> leave() noexcept;
-  // The last block of a transfer, or the last of its queued sync steps, has ended: queues the next
-  // sync steps, or completes it.
-  void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
   // Grows whenever operations in flight should be cancelled.
   [[nodiscard]] std::uint64_t cancellations() const noexcept { return cancellations_.load(); }
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
@@ -111,40 +131,64 @@ class Crew : public std::enable_shared_from_this<Crew> {
   [[nodiscard]] os::System& system() noexcept { return system_; }
 
  private:
-  Crew(const CrewOptions& options, std::string engine_reason, os::System& system,
-       std::shared_ptr<Ledger> ledger);
-  // With the lock held.
-  void push(const std::shared_ptr<Transfer>& transfer, std::uint64_t claims);
-  void wake(std::uint64_t workers) noexcept;
-  void link(Transfer& transfer) noexcept;
-  void unlink(Transfer& transfer) noexcept;
+  static constexpr unsigned lanes_max = 64;
 
+  Crew(const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
+       os::System& system, std::shared_ptr<Ledger> ledger);
+  // With the lock held.
+  void link(Leg& leg) noexcept;
+  void unlink(Leg& leg) noexcept;
+  // Takes the workers that sleep off the list of sleepers, at most `count`; wake() wakes them,
+  // without the lock.
+  using Sleepers = std::array<Worker*, 8>;
+  [[nodiscard]] Sleepers sleepers(std::uint64_t count) noexcept;
+  static void wake(const Sleepers& sleepers) noexcept;
+
+  // Without the lock. Queues the leg's blocks; returns false if the crew is finishing.
+  [[nodiscard]] bool take_leg(Leg& leg);
+  // Queues the leg's steps, which count already.
+  void queue_steps(Leg& leg, std::uint64_t steps) noexcept;
+  // Takes the leg's unclaimed blocks or steps back, and returns their number.
+  [[nodiscard]] std::uint64_t abandon(Leg& leg) noexcept;
   [[nodiscard]] std::vector<std::shared_ptr<Transfer>> live() noexcept;
-  void stop(Transfer& transfer, const std::string& why) noexcept;
-  void complete(Transfer& transfer) noexcept;  // once it is unlinked
+  static void stop(Transfer& transfer, const std::string& why) noexcept;
+  static void complete(Transfer& transfer) noexcept;
   void end_if_done() noexcept;
   void give_up() noexcept;
   void wake_all() noexcept;
+  // The lane of the calling thread; nullptr if it cannot have one.
+  [[nodiscard]] Lane* lane() noexcept;
+  [[nodiscard]] Lane* open_lane(std::size_t index) noexcept;
 
   const CrewOptions options_;
   const std::shared_ptr<const std::string> engine_reason_;
+  const std::shared_ptr<const std::string> lane_reason_;
+  const OpenEngine open_engine_;
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Transfer>> queue_;
-  std::vector<std::shared_ptr<Transfer>> waiting_;  // for a GPU, not queued yet
-  Transfer* live_ = nullptr;                        // the newest that has not ended; a list
-  std::vector<std::unique_ptr<Worker>> workers_;    // fixed once started
-  std::size_t started_ = 0;                         // workers
-  std::size_t left_ = 0;                            // workers that have ended
-  std::condition_variable worker_left_;
+  std::deque<std::shared_ptr<Leg>> queue_;
+  std::vector<std::shared_ptr<Leg>> waiting_;     // for a GPU, not queued yet
+  Leg* live_ = nullptr;                           // the newest that has not ended; a list
+  std::vector<std::unique_ptr<Worker>> workers_;  // fixed from the beginning
+  std::atomic<bool> workers_started_{false};
+  std::size_t started_ = 0;  // threads
+  std::size_t left_ = 0;     // threads that have ended
+  std::condition_variable thread_left_;
   std::atomic<std::uint64_t> cancellations_{0};
   std::atomic<bool> finishing_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> fenced_{false};
   std::mutex fences_mutex_;  // held by the worker that asks the GPUs
   std::unique_ptr<memory::EndOfRegions> end_of_regions_;
-  std::shared_ptr<Crew> self_;  // while the workers keep the crew
+  std::shared_ptr<Crew> self_;  // while the threads keep the crew
+
+  std::array<std::atomic<Lane*>, lanes_max> lanes_{};  // opened at first use, by the lock
+  std::vector<std::unique_ptr<Lane>> open_lanes_;
+  bool lanes_refused_ = false;
+  std::atomic<std::uint64_t> on_lanes_{0};  // operations
+  Keeper keeper_{*this};
+  std::atomic<bool> keeper_started_{false};
 
   // Of a finishing crew: how much has moved, and since when that is unchanged.
   std::uint64_t progress_ = 0;

@@ -29,19 +29,18 @@ constexpr std::size_t slot_bytes = transfer_bytes_max + 128 * KiB;
 }  // namespace
 
 InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
-                         std::size_t block_bytes, std::uint64_t slot_transfer_bytes_max,
+                         std::size_t block_bytes, std::uint64_t uncut_bytes_max,
                          std::size_t slot_bytes_max) noexcept
     : system_(system),
       ledger_(std::move(ledger)),
       transfer_bytes_max_(block_bytes > 0 ? block_bytes : transfer_bytes_max),
-      slot_transfer_bytes_max_(std::min(slot_transfer_bytes_max, transfer_bytes_max)),
+      uncut_bytes_max_(std::min(uncut_bytes_max, transfer_bytes_max)),
       slot_bytes_max_(slot_bytes_max) {}
 
-bool InlineMover::fits(const Part& part) const noexcept {
-  const std::uint64_t most =
-      part.gpu < 0 ? transfer_bytes_max_
-                   : std::min<std::uint64_t>(transfer_bytes_max_, gpu_transfer_bytes_max);
-  return part.bytes <= most;
+bool InlineMover::fits(Direction direction, const Part& part) const noexcept {
+  if (part.bytes > transfer_bytes_max_) return false;
+  if (part.gpu >= 0) return part.bytes <= gpu_transfer_bytes_max;
+  return direction == Direction::write || !part.file->direct() || part.bytes <= uncut_bytes_max_;
 }
 
 std::optional<Status> InlineMover::try_transfer(Direction direction, const Part& part,
@@ -55,7 +54,7 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
                    .slot_block_bytes = align_down(slot_bytes, granularity)});
   std::unique_ptr<Slot> slot;
   if (plan.needs_slots()) {
-    if (plan.slot_bytes() > slot_transfer_bytes_max_) return std::nullopt;
+    if (plan.slot_bytes() > uncut_bytes_max_) return std::nullopt;
     slot = take_slot();
     if (slot == nullptr) return std::nullopt;
   }

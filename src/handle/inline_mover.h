@@ -21,14 +21,15 @@ namespace tensorferry::handle {
 // Thread-safe.
 class InlineMover {
  public:
-  // `block_bytes` is the user's choice, or 0. At most `slot_transfer_bytes_max` of a transfer go
-  // through a slot; all slots together take at most `slot_bytes_max`.
+  // `block_bytes` is the user's choice, or 0. At most `uncut_bytes_max` of a transfer go through a
+  // slot or are read with O_DIRECT; all slots together take at most `slot_bytes_max`.
   InlineMover(os::System& system, std::shared_ptr<Ledger> ledger, std::size_t block_bytes,
-              std::uint64_t slot_transfer_bytes_max, std::size_t slot_bytes_max) noexcept;
+              std::uint64_t uncut_bytes_max, std::size_t slot_bytes_max) noexcept;
 
-  // Whether the part is small enough: at most one block of the user's size, or 1 MiB. Memory of a
-  // GPU at most 256 KiB: from there on copies should overlap with the drive.
-  [[nodiscard]] bool fits(const Part& part) const noexcept;
+  // Whether the part is small enough: at most one block of the user's size, or 1 MiB; less if it is
+  // better cut. Memory of a GPU at most 256 KiB: from there on copies should overlap with the
+  // drive.
+  [[nodiscard]] bool fits(Direction direction, const Part& part) const noexcept;
 
   // Moves the part and syncs, and returns when that is done. Touches memory of a GPU only after the
   // fence, if one is given. Does nothing and returns nullopt if no slot is free or large enough.
@@ -55,7 +56,7 @@ class InlineMover {
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   const std::size_t transfer_bytes_max_;
-  const std::uint64_t slot_transfer_bytes_max_;
+  const std::uint64_t uncut_bytes_max_;
   const std::size_t slot_bytes_max_;
 
   std::mutex mutex_;                          // guards the slots

@@ -21,7 +21,11 @@ struct Part {
   std::uint64_t offset = 0;
   int gpu = -1;            // the GPU that has the memory; -1: the CPU
   CudaStream stream = {};  // the user's, if it is a GPU
+  std::size_t leg = 0;     // of the transfer, once its crew is chosen
 };
+
+// Whether the caller waits for the operation, or goes on and lets it run beside.
+enum class Caller : std::uint8_t { waits, goes_on };
 
 [[nodiscard]] inline const char* verb_of(Direction direction) noexcept {
   return direction == Direction::read ? "read" : "write";

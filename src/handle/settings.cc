@@ -21,6 +21,13 @@ constexpr unsigned auto_queue_depth_min = 8;
 constexpr unsigned auto_workers_max = 4;
 constexpr double close_limit_seconds_max = 365.0 * 24 * 3600;
 
+// What a lane has for small operations.
+constexpr unsigned lane_queue_depth = 128;
+constexpr unsigned lane_slots = 64;
+constexpr std::size_t lane_slot_bytes = 32 * KiB;
+constexpr unsigned lanes_min = 4;
+constexpr unsigned lanes_max = 64;
+
 constexpr std::size_t slot_shares = 16;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 constexpr std::size_t auto_slot_bytes = 64 * MiB;
@@ -38,6 +45,23 @@ constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
 std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
   return std::max(os::last_level_cache_bytes() / 4,
                   std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
+}
+
+MoverOptions lane_mover(const HandleOptions& options) noexcept {
+  return {.queue_depth = options.queue_depth > 0 ? options.queue_depth : lane_queue_depth,
+          .slot_block_bytes = lane_slot_bytes,
+          .slots = lane_slots,
+          .slot_bytes_in_flight = lane_slot_bytes * lane_slots};
+}
+
+// Lanes go by libaio: not if the user chose another engine. They do not measure what `overlap` and
+// `submit` are there for.
+unsigned lanes_of(const HandleOptions& options, EngineKind engine) noexcept {
+  const bool chosen = options.engine == EngineKind::io_uring ||
+                      options.engine == EngineKind::threads || engine == EngineKind::threads;
+  const bool usual = options.overlap == Overlap::on && options.submit == Submit::batch;
+  if (chosen || !usual || engines::moves_gpu_memory(engine)) return 0;
+  return std::clamp(2 * std::thread::hardware_concurrency(), lanes_min, lanes_max);
 }
 
 }  // namespace
@@ -79,8 +103,8 @@ std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexc
          static_cast<std::size_t>(shares);
 }
 
-std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept {
-  return cuts_small_transfers(options) ? 256 * KiB : MiB;
+std::uint64_t inline_uncut_bytes_max(const HandleOptions& options) noexcept {
+  return cuts_small_transfers(options) ? cut_bytes_min : MiB;
 }
 
 CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const Device& device,
@@ -104,18 +128,20 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
   const std::size_t budget = slot_bytes / workers;
   const std::size_t slot =
       std::max(slot_block_bytes_min, align_down(std::min(wanted, budget / 2), page_bytes()));
-  return {
-      .engine = engine,
+  const MoverOptions mover{
       .queue_depth = depth,
-      .workers = workers,
       .submit = options.submit,
-      .overlap = options.overlap,
       .slot_block_bytes = slot,
-      .slots_per_worker =
-          static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-      .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes,
-      .close_limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(options.close_limit_seconds))};
+      .slots = static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
+      .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes};
+  return {.engine = engine,
+          .workers = workers,
+          .overlap = options.overlap,
+          .mover = mover,
+          .lane_mover = lane_mover(options),
+          .lanes = lanes_of(options, engine),
+          .close_limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+              std::chrono::duration<double>(options.close_limit_seconds))};
 }
 
 }  // namespace tensorferry::handle

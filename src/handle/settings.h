@@ -20,14 +20,16 @@ enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inlin
 // The memory for slots that these shares amount to.
 [[nodiscard]] std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept;
 
-// Whether a small transfer through slots is cut into quarters, so that one is copied while the
-// others are under way. Not if the user chose a block size, a depth below 4 or no
-// overlap.
+// Whether a small transfer is cut into quarters, of at least cut_bytes_min each, if it goes through
+// slots or somebody waits for it (then up to cut_bytes_max). Not if the user chose a block size, a
+// depth below 4 or no overlap.
+inline constexpr std::uint64_t cut_bytes_min = std::uint64_t{256} << 10;
+inline constexpr std::uint64_t cut_bytes_max = std::uint64_t{4} << 20;
 [[nodiscard]] bool cuts_small_transfers(const HandleOptions& options) noexcept;
 
-// How many bytes of a transfer an inline caller may move through a slot. It copies them only after
-// the last has arrived.
-[[nodiscard]] std::uint64_t inline_slot_bytes_max(const HandleOptions& options) noexcept;
+// How many bytes an inline caller may read with O_DIRECT, or move through a slot: it cannot cut
+// them into quarters.
+[[nodiscard]] std::uint64_t inline_uncut_bytes_max(const HandleOptions& options) noexcept;
 
 [[nodiscard]] CrewOptions crew_options(const HandleOptions& options, EngineKind engine,
                                        const Device& device, SlotShares shares);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "handle/crew.h"
+#include "handle/lane.h"
 #include "os/system.h"
 #include "os/thread.h"
 
@@ -94,11 +95,18 @@ Transfer::~Transfer() {
 }
 
 void Transfer::count_blocks() {
-  for (const Run& run : runs) {
-    unclaimed_ += run.plan.block_count();
+  std::uint64_t blocks = 0;
+  for (std::size_t i = runs.size(); i > 0; --i) {
+    const Run& run = runs[i - 1];
+    Leg& leg = legs[run.leg];
+    leg.transfer = this;
+    leg.run = i - 1;  // in the end, the leg's first
+    leg.unclaimed += run.plan.block_count();
+    blocks += run.plan.block_count();
     asked_bytes_ += run.plan.bytes();
   }
-  unfinished_.store(unclaimed_, std::memory_order_relaxed);
+  for (Leg& leg : legs) leg.transfer = this;
+  unfinished_.store(blocks, std::memory_order_relaxed);
   if (!runs.empty()) {
     path_ = runs.front().file->path();
     offset_ = runs.front().plan.offset();
@@ -107,44 +115,49 @@ void Transfer::count_blocks() {
   }
 }
 
-bool Transfer::claimable() const noexcept { return !stopping() && unclaimed_ > 0; }
-
-const Run& Transfer::next_run() noexcept {
-  while (block_ == runs[run_].plan.block_count()) {
-    ++run_;
-    block_ = 0;
+const Run& Transfer::next_run(Leg& leg) noexcept {
+  while (leg.block == runs[leg.run].plan.block_count()) {
+    ++leg.run;
+    leg.block = 0;
   }
-  return runs[run_];
+  return runs[leg.run];
 }
 
-const Run* Transfer::next_through_slot() noexcept {
+const Run* Transfer::next_through_slot(Leg& leg) noexcept {
   if (syncing_) return nullptr;
-  const Run& run = next_run();
-  return run.plan.block(block_).memory == nullptr ? &run : nullptr;
+  const Run& run = next_run(leg);
+  return run.plan.block(leg.block).memory == nullptr ? &run : nullptr;
 }
 
-void Transfer::claim(const std::shared_ptr<Transfer>& self, Claim& out) {
+void Transfer::claim(const std::shared_ptr<Transfer>& self, Leg& leg, Claim& out) {
   out.transfer = self;
+  --leg.unclaimed;
   if (syncing_) {
     out.run = nullptr;
-    out.step = &steps[steps.size() - unclaimed_--];
+    out.step = &steps[leg.step++];
     return;
   }
-  out.run = &next_run();
+  out.run = &next_run(leg);
   out.step = nullptr;
-  out.block = out.run->plan.block(block_++);
-  --unclaimed_;
+  out.block = out.run->plan.block(leg.block++);
 }
 
-void Transfer::prepare_steps() noexcept {
-  if (stopping() || !syncing_) return;
-  if (std::exchange(directories_found_, true)) {
-    steps.clear();
-    return;
+std::uint64_t Transfer::prepare_steps() noexcept {
+  if (stopping()) return 0;
+  if (syncing_) {
+    if (std::exchange(directories_found_, true)) return 0;
+    Result<std::vector<SyncStep>> found = directory_steps();
+    if (!found.ok()) {
+      fail(found.error());
+      return 0;
+    }
+    steps = std::move(found.value());
   }
-  Result<std::vector<SyncStep>> found = directory_steps();
-  if (!found.ok()) return fail(found.error());
-  steps = std::move(found.value());
+  if (steps.empty()) return 0;
+  for (std::size_t i = steps.size(); i > 0; --i) legs[steps[i - 1].leg].step = i - 1;
+  syncing_ = true;
+  unfinished_.store(steps.size(), std::memory_order_relaxed);
+  return steps.size();
 }
 
 Result<std::vector<SyncStep>> Transfer::directory_steps() const {
@@ -157,20 +170,10 @@ Result<std::vector<SyncStep>> Transfer::directory_steps() const {
     if (directory.value() == nullptr) continue;
     if (!known.insert(directory.value()->identity()).second) continue;
     const int fd = directory.value()->fd();
-    found.push_back({step.kind, fd, step.file, std::move(directory.value())});
+    found.push_back({step.kind, fd, step.file, step.leg, std::move(directory.value())});
   }
   return found;
 }
-
-std::uint64_t Transfer::start_steps() noexcept {
-  if (steps.empty()) return 0;
-  syncing_ = true;
-  unclaimed_ = steps.size();
-  unfinished_.store(unclaimed_, std::memory_order_relaxed);
-  return unclaimed_;
-}
-
-std::uint64_t Transfer::abandon_unclaimed() noexcept { return std::exchange(unclaimed_, 0); }
 
 void Transfer::mark_started() noexcept {
   if (started_.load(std::memory_order_relaxed) != 0) return;
@@ -272,20 +275,37 @@ void Transfer::release() noexcept {
                             .error = error_ ? &*error_ : nullptr});
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
-  const std::vector<std::function<void()>> listeners = std::move(listeners_);
+  std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
+  if (listeners.empty()) return;
+  // A user that waits for another operation may hold a lock that a listener wants.
+  const std::shared_ptr<Crew> crew = lane != nullptr ? legs.front().owner.lock() : nullptr;
+  if (crew != nullptr && !os::is_library_thread() && crew->call_later(listeners)) return;
   for (const auto& then : listeners) {
     then();
     os::end_forked_thread(generation_);
   }
 }
 
+std::shared_ptr<Crew> Transfer::crew_of_lane() const noexcept {
+  if (!on_lane() || generation_ != os::fork_generation()) return nullptr;
+  return legs.front().owner.lock();
+}
+
+bool Transfer::look_done() noexcept {
+  if (done()) return true;
+  if (const auto crew = crew_of_lane()) lane->look();
+  return done();
+}
+
 void Transfer::when_done(std::function<void()> then) {
   if (!done()) {
     check_process();
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (!done()) {
       listeners_.push_back(std::move(then));
+      lock.unlock();
+      if (const auto crew = crew_of_lane()) lane->watch();
       return;
     }
   }
@@ -313,6 +333,10 @@ void Transfer::check_process() const {
 bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   if (done()) return true;
   check_process();
+  if (const auto crew = crew_of_lane()) {
+    lane->wait_until(*this, deadline);
+    if (done()) return true;
+  }
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return done(); };
   if (!deadline) {
@@ -324,10 +348,11 @@ bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
 
 void Transfer::cancel(const char* why) noexcept {
   if (done() || generation_ != os::fork_generation()) return;
-  const std::shared_ptr<Crew> owner = crew.lock();
-  if (owner == nullptr) return;
+  std::vector<std::shared_ptr<Crew>> crews;  // keeps them until the end
+  for (const Leg& leg : legs) crews.push_back(leg.owner.lock());
+  if (std::ranges::find(crews, nullptr) != crews.end()) return;
   fail_cancelled(why);
-  owner->drop(*this);
+  Crew::drop(*this);
 }
 
 // After done() nobody changes the error or the times.

@@ -1,5 +1,5 @@
 // An operation from the inside: its plans, its progress, and how it ended. Workers report blocks,
-// users wait. The crew's lock guards the claiming; everything else is thread-safe.
+// users wait. The lock of a crew guards the claiming of its leg; everything else is thread-safe.
 #pragma once
 
 #include <atomic>
@@ -28,6 +28,8 @@
 namespace tensorferry::handle {
 
 class Crew;
+class Lane;
+class Transfer;
 
 enum class Outcome : std::uint8_t { succeeded, failed };
 
@@ -35,6 +37,7 @@ enum class Outcome : std::uint8_t { succeeded, failed };
 struct Run {
   Plan plan;
   std::shared_ptr<files::OpenFile> file;
+  std::size_t leg = 0;
   int direct_fd = -1;
   int buffered_fd = -1;
   std::uint32_t alignment = 1;             // of direct requests
@@ -69,6 +72,7 @@ struct SyncStep {
   engines::RequestKind kind = engines::RequestKind::sync_data;
   int fd = -1;
   std::shared_ptr<files::OpenFile> file;
+  std::size_t leg = 0;
   std::shared_ptr<const files::Directory> directory = nullptr;
 };
 
@@ -84,6 +88,23 @@ struct Claim {
 // operation's turn. A worker claims no more at a time: a block that waits for its slot could have
 // gone to another worker.
 inline constexpr std::size_t turn_blocks = 8;
+
+// What one crew does of a transfer: the blocks, and later the sync steps, of the files on its
+// device. The crew's lock guards it, except for `owner`. Of a transfer on a lane there is one leg,
+// which the lane claims before anybody else sees the transfer.
+struct Leg {
+  std::weak_ptr<Crew> owner;  // for users, who may come after the crew's end
+  Crew* crew = nullptr;       // for crews: it lives at least as long as the transfer is not done
+  Transfer* transfer = nullptr;
+  std::size_t run = 0;  // of the next block
+  std::size_t step = 0;
+  std::uint64_t block = 0;
+  std::uint64_t unclaimed = 0;  // blocks or steps
+  std::size_t turn_left = turn_blocks;
+  bool linked = false;  // in the crew's list of those that have not ended
+  Leg* live_before = nullptr;
+  Leg* live_after = nullptr;
+};
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
@@ -103,24 +124,29 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::vector<SyncStep> steps;         // of the files; their directories follow later
   std::vector<files::Growth> growths;  // of the files that it makes longer
   std::vector<std::shared_ptr<os::GpuFence>> fences;  // must pass before anything is claimed
-  std::weak_ptr<Crew> crew;
+  std::vector<Leg> legs;  // one for each crew; runs and steps are in their order
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;
   void count_blocks();  // once all of the above is set
 
-  // --- Claiming: only with the crew's lock held ---
-  Transfer* live_before = nullptr;  // in the crew's list of those that have not ended
-  Transfer* live_after = nullptr;
-  std::size_t turn_left = turn_blocks;
-  [[nodiscard]] bool claimable() const noexcept;
+  // --- Claiming: only with the lock of the leg's crew held ---
+  [[nodiscard]] bool claimable(const Leg& leg) const noexcept {
+    return leg.unclaimed > 0 && !stopping();
+  }
   // The run of the next block, if that block goes through a slot.
-  [[nodiscard]] const Run* next_through_slot() noexcept;
-  void claim(const std::shared_ptr<Transfer>& self, Claim& out);
-  // Makes the prepared steps claimable, all at once, and returns their number.
-  [[nodiscard]] std::uint64_t start_steps() noexcept;
+  [[nodiscard]] const Run* next_through_slot(Leg& leg) noexcept;
+  void claim(const std::shared_ptr<Transfer>& self, Leg& leg, Claim& out);
   [[nodiscard]] bool syncing() const noexcept { return syncing_; }
-  // Gives up the unclaimed blocks or steps and returns their number.
-  [[nodiscard]] std::uint64_t abandon_unclaimed() noexcept;
+
+  // --- On a lane ---
+  // Set before a user sees the transfer. The lane lives as long as its crew.
+  Lane* lane = nullptr;
+  // Whether blocks are on the lane.
+  [[nodiscard]] bool on_lane() const noexcept { return on_lane_.load(std::memory_order_acquire); }
+  void set_on_lane(bool on) noexcept { on_lane_.store(on, std::memory_order_release); }
+  [[nodiscard]] std::uint64_t blocks() const noexcept {
+    return unfinished_.load(std::memory_order_relaxed);
+  }
 
   // --- Progress, by workers ---
   [[nodiscard]] Direction direction() const noexcept { return direction_; }
@@ -137,14 +163,17 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   [[nodiscard]] bool stopping() const noexcept { return stopping_.load(std::memory_order_acquire); }
   // Counts off blocks or steps. Returns true to the one caller that brings the count to zero.
   [[nodiscard]] bool finish_blocks(std::uint64_t count) noexcept;
-  // For that caller, without the crew's lock: finds the next sync steps. First come all files, then
-  // each directory that holds one of them now, once. May open directories.
-  void prepare_steps() noexcept;
+  // For that caller, without any crew's lock: finds the next sync steps, which the legs then may
+  // claim, and returns their number. First come all files, then each directory that holds one of
+  // them now, once. May open directories.
+  [[nodiscard]] std::uint64_t prepare_steps() noexcept;
   // Reports done. Lets go of files and memory before anyone can see that.
   void complete() noexcept;
 
   // --- For users. In a forked child they take no lock: a thread of the parent may hold it ---
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  // The same, after a look at what has arrived on the lane.
+  [[nodiscard]] bool look_done() noexcept;
   [[nodiscard]] bool wait_until(std::optional<Clock::time_point> deadline);
   void when_done(std::function<void()> then);
   // As when_done(), but calls `then` before anybody can see the end, or at once after it. `then`
@@ -180,17 +209,17 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::string path_;  // of the first file, with the offset in it
   std::uint64_t offset_ = 0;
 
-  // The run of the next block. There must be one.
-  [[nodiscard]] const Run& next_run() noexcept;
+  // The run of the leg's next block. There must be one.
+  [[nodiscard]] const Run& next_run(Leg& leg) noexcept;
+  // The crew of the lane, while blocks are on it; else nullptr.
+  [[nodiscard]] std::shared_ptr<Crew> crew_of_lane() const noexcept;
   [[nodiscard]] Result<std::vector<SyncStep>> directory_steps() const;
 
-  std::uint64_t unclaimed_ = 0;  // blocks or steps; guarded by the crew
-  std::size_t run_ = 0;          // guarded by the crew
-  std::uint64_t block_ = 0;      // guarded by the crew
   std::atomic<std::uint64_t> unfinished_{0};
   std::atomic<std::uint64_t> moved_bytes_{0};
   std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
 
+  std::atomic<bool> on_lane_{false};
   std::atomic<bool> syncing_{false};
   bool directories_found_ = false;  // used by prepare_steps() alone
   std::atomic<bool> stopping_{false};

@@ -48,34 +48,54 @@ files::Pages pages_of(const files::OpenFile& file, const memory::Region* region)
   return huge ? files::Pages::huge : files::Pages::usual;
 }
 
-Limits limits_for(const files::OpenFile& file, files::Pages pages, const HandleOptions& options,
+// What a transfer that somebody waits for is cut into, so that the drive works on all of it at once
+// and one piece is copied while others are under way.
+std::size_t quarter_of(const Part& part) noexcept {
+  return align_up(std::max<std::uint64_t>(part.bytes / 4, cut_bytes_min),
+                  granularity_of(*part.file));
+}
+
+// Where the blocks of a run go and how large they may be.
+struct Cut {
+  const HandleOptions& options;
+  Way way;
+  Caller caller;
+  std::size_t part_count;
+};
+
+Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
                   const Crew& crew) noexcept {
+  const files::OpenFile& file = *first.file;
   const std::size_t granularity = granularity_of(file);
   const auto block_bytes = [&](files::Pages of) {
-    return align_up(options.block_bytes > 0 ? options.block_bytes
-                                            : files::preferred_block_bytes(file.device(), of),
+    return align_up(cut.options.block_bytes > 0 ? cut.options.block_bytes
+                                                : files::preferred_block_bytes(file.device(), of),
                     granularity);
   };
-  const std::size_t slot_bytes = crew.options().slot_block_bytes;
-  return {.block_bytes = block_bytes(pages),
-          .slot_block_bytes =
-              align_down(std::min(block_bytes(files::Pages::usual), slot_bytes), granularity)};
+  const MoverOptions& mover =
+      cut.way == Way::lane ? crew.options().lane_mover : crew.options().mover;
+  Limits limits{
+      .block_bytes = block_bytes(pages),
+      .slot_block_bytes = align_down(
+          std::min(block_bytes(files::Pages::usual), mover.slot_block_bytes), granularity)};
+  if (cut.part_count == 1 && first.gpu < 0 && cuts_small_transfers(cut.options)) {
+    limits.slot_block_bytes = std::min(limits.slot_block_bytes, quarter_of(first));
+    if (cut.caller == Caller::waits && first.bytes <= cut_bytes_max) {
+      limits.block_bytes = std::min(limits.block_bytes, quarter_of(first));
+    }
+  }
+  return limits;
 }
 
-std::size_t quarter_of(const Limits& limits, const Part& part) noexcept {
-  const std::uint64_t quarter =
-      align_up(std::max<std::uint64_t>(part.bytes / 4, 256 * KiB), granularity_of(*part.file));
-  return static_cast<std::size_t>(std::min<std::uint64_t>(limits.slot_block_bytes, quarter));
-}
-
-void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file,
+void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file, std::size_t leg,
               Durability durability) {
   using engines::RequestKind;
   if (durability == Durability::none) return;
   transfer.steps.push_back(
       {.kind = durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full,
        .fd = file->main_fd(),
-       .file = file});
+       .file = file,
+       .leg = leg});
 }
 
 // Plans the pieces, which begin with the part `first`, and adds them to the transfer as one run.
@@ -95,6 +115,7 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   }
   Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
           .file = first.file,
+          .leg = first.leg,
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
           .region = std::move(region),
@@ -113,9 +134,9 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   return Nothing{};
 }
 
-Status add_runs(Transfer& transfer, std::span<Part> parts, const HandleOptions& options,
-                const Crew& crew) {
+Status add_runs(Transfer& transfer, std::span<Part> parts, const Cut& cut, const Crews& crews) {
   const auto before = [](const Part& a, const Part& b) {
+    if (a.leg != b.leg) return a.leg < b.leg;
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   };
   if (!std::is_sorted(parts.begin(), parts.end(), before)) {
@@ -127,11 +148,9 @@ Status add_runs(Transfer& transfer, std::span<Part> parts, const HandleOptions& 
   const auto close_run = [&]() -> Status {
     if (first == nullptr) return Nothing{};
     const std::span<const Piece> pieces = std::span(transfer.pieces).subspan(first_piece);
+    const Crew& crew = *crews[first->leg];
     std::shared_ptr<memory::Region> region = region_of(transfer, pieces);
-    Limits limits = limits_for(*first->file, pages_of(*first->file, region.get()), options, crew);
-    if (parts.size() == 1 && first->gpu < 0 && cuts_small_transfers(options)) {
-      limits.slot_block_bytes = quarter_of(limits, *first);
-    }
+    const Limits limits = limits_for(*first, pages_of(*first->file, region.get()), cut, crew);
     return add_run(transfer, pieces, *first, std::move(region), limits, crew);
   };
   std::uint64_t end = 0;  // of the run so far
@@ -186,12 +205,12 @@ void begin_growth(Transfer& transfer) {
   }
 }
 
-std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb,
-                                       const std::shared_ptr<Crew>& crew) {
-  auto transfer = std::make_shared<Transfer>(direction, verb, crew->ledger());
-  transfer->crew = crew;
-  transfer->engine_name = to_string(crew->options().engine);
-  transfer->engine_reason = crew->engine_reason();
+std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb, const Crews& crews) {
+  const Crew& first = *crews.front();
+  auto transfer = std::make_shared<Transfer>(direction, verb, first.ledger());
+  for (const auto& crew : crews) transfer->legs.push_back({.owner = crew, .crew = crew.get()});
+  transfer->engine_name = to_string(first.options().engine);
+  transfer->engine_reason = first.engine_reason();
   return transfer;
 }
 
@@ -244,14 +263,15 @@ Result<Fences> fences_for(std::span<const Part> parts) {
 
 Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<Part> parts,
                                                  Fences fences, Durability durability,
-                                                 const HandleOptions& options,
-                                                 const std::shared_ptr<Crew>& crew) {
-  auto transfer = new_transfer(direction, verb_of(direction), crew);
+                                                 const HandleOptions& options, const Crews& crews,
+                                                 Way way, Caller caller) {
+  auto transfer = new_transfer(direction, verb_of(direction), crews);
   transfer->fences = std::move(fences);
-  if (Status added = add_runs(*transfer, parts, options, *crew); !added.ok()) return added.error();
+  const Cut cut{options, way, caller, parts.size()};
+  if (Status added = add_runs(*transfer, parts, cut, crews); !added.ok()) return added.error();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (i > 0 && parts[i].file == parts[i - 1].file) continue;
-    add_step(*transfer, parts[i].file, durability);
+    add_step(*transfer, parts[i].file, parts[i].leg, durability);
   }
   // Last: a transfer that is refused must not have changed a file.
   if (direction == Direction::write) begin_growth(*transfer);
@@ -261,9 +281,17 @@ Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<
 
 std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
                                      Durability durability, const std::shared_ptr<Crew>& crew) {
-  auto transfer = new_transfer(Direction::write, "sync", crew);
-  add_step(*transfer, file, durability);
+  auto transfer = new_transfer(Direction::write, "sync", {crew});
+  add_step(*transfer, file, 0, durability);
   transfer->count_blocks();
+  return transfer;
+}
+
+std::shared_ptr<Transfer> build_empty(Direction direction, const std::shared_ptr<Ledger>& ledger) {
+  static const auto reason = std::make_shared<const std::string>("the operation moves nothing");
+  auto transfer = std::make_shared<Transfer>(direction, verb_of(direction), ledger);
+  transfer->engine_name = to_string(EngineKind::automatic);
+  transfer->engine_reason = reason;
   return transfer;
 }
 

@@ -25,17 +25,26 @@ using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
 // Fences behind the work that users have queued on the streams of these parts.
 [[nodiscard]] Result<Fences> fences_for(std::span<const Part> parts);
 
-// Builds the transfer of all `parts` by `crew`. Reorders the parts. Opens second descriptors and
-// makes files longer if the transfer needs it; refuses writes that overlap each other.
-[[nodiscard]] Result<std::shared_ptr<Transfer>> build_transfer(Direction direction,
-                                                               std::span<Part> parts, Fences fences,
-                                                               Durability durability,
-                                                               const HandleOptions& options,
-                                                               const std::shared_ptr<Crew>& crew);
+// How a transfer is going to be carried out. A transfer that was built for a lane may be queued
+// all the same.
+enum class Way : std::uint8_t { queue, lane };
+
+using Crews = std::vector<std::shared_ptr<Crew>>;
+
+// Builds the transfer of all `parts`, each by the crew of its leg. Reorders the parts. Opens second
+// descriptors and makes files longer if the transfer needs it; refuses writes that overlap each
+// other.
+[[nodiscard]] Result<std::shared_ptr<Transfer>> build_transfer(
+    Direction direction, std::span<Part> parts, Fences fences, Durability durability,
+    const HandleOptions& options, const Crews& crews, Way way, Caller caller);
 
 // Builds a transfer that moves nothing and makes `file` durable.
 [[nodiscard]] std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
                                                    Durability durability,
                                                    const std::shared_ptr<Crew>& crew);
+
+// Builds a transfer that has nothing to do.
+[[nodiscard]] std::shared_ptr<Transfer> build_empty(Direction direction,
+                                                    const std::shared_ptr<Ledger>& ledger);
 
 }  // namespace tensorferry::handle

@@ -76,6 +76,7 @@ class FaultyEngine final : public engines::Engine {
   void unregister_buffer(unsigned index) noexcept override { real_->unregister_buffer(index); }
   int register_file(unsigned index, int fd) override { return real_->register_file(index, fd); }
   void unregister_file(unsigned index) noexcept override { real_->unregister_file(index); }
+  [[nodiscard]] int ready_fd() override { return real_->ready_fd(); }
   [[nodiscard]] double cpu_seconds() const noexcept override { return real_->cpu_seconds(); }
 
  private:
@@ -99,6 +100,7 @@ class FaultyEngine final : public engines::Engine {
 
   EngineFaults& faults_;
   std::unique_ptr<engines::Engine> real_;
+  std::mutex mutex_;  // one thread may submit while another one reaps
   std::vector<Held> held_;
   std::unordered_map<std::uint64_t, Struck> judged_;  // offered and not taken yet, by tag
   std::unordered_map<std::uint64_t, Struck> struck_;  // reads under way, by tag
@@ -109,6 +111,7 @@ class FaultyEngine final : public engines::Engine {
 // Passes the requests up to a refusal or a made-up completion to the real engine in one call, and
 // so on.
 Submitted FaultyEngine::submit(std::span<const Request> requests) {
+  const std::lock_guard lock(mutex_);
   std::size_t taken = 0;
   while (taken < requests.size()) {
     std::size_t run_end = taken;
@@ -140,6 +143,7 @@ Submitted FaultyEngine::submit(std::span<const Request> requests) {
       const Request& request = requests[taken++];
       judged_.erase(request.tag);
       hold({request.tag, make_up(request, made_up)});
+      real_->wake();  // a thread that reaps meanwhile must see it
     }
     note_in_flight();
     if (refusal != 0) return {taken, refusal};
@@ -216,9 +220,12 @@ int FaultyEngine::reap(std::span<Completion> out, Nanoseconds limit) {
     const Clock::time_point now = Clock::now();
     const Nanoseconds passed = now - begin;
     const Nanoseconds left = limit == forever ? forever : std::max(Nanoseconds(0), limit - passed);
+    std::unique_lock lock(mutex_);
     const Nanoseconds wait = woken ? Nanoseconds(0) : std::min(left, until_due(now));
+    lock.unlock();
     const int got = real_->reap(real, wait);
     if (got < 0) return got;
+    lock.lock();
     for (int i = 0; i < got; ++i) hold_real(real[static_cast<std::size_t>(i)]);
     const std::size_t released = release(out);
     if (released > 0 || woken || left.count() == 0) return static_cast<int>(released);

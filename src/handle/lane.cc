@@ -1,0 +1,137 @@
+#include "handle/lane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "handle/crew.h"
+
+namespace tensorferry::handle {
+
+namespace {
+
+// The keeper watches a lane for so many rounds after the last call of watch().
+constexpr unsigned watch_rounds = 64;
+
+}  // namespace
+
+Lane::Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Engine> engine)
+    : crew_(crew), mover_(options, std::move(engine), *crew.ledger(), crew.system()) {
+  mover_.attach();
+}
+
+Lane::~Lane() { mover_.detach(); }
+
+bool Lane::take(const std::shared_ptr<Transfer>& transfer) {
+  const std::uint64_t blocks = transfer->blocks();
+  Lock lock(mutex_);
+  if (crew_.finishing() || mover_.flights_left() < blocks) return false;
+  if (!mover_.has_slots(blocks)) return false;
+  crew_.lane_took();
+  transfer->lane = this;
+  transfer->set_on_lane(true);
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    Claim claim;
+    transfer->claim(transfer, transfer->legs.front(), claim);
+    mover_.take_up(std::move(claim));
+  }
+  mover_.submit_ready();
+  if (!mover_.failed().empty() || !mover_.ended().empty()) report(lock);
+  return true;
+}
+
+engines::Engine::Nanoseconds Lane::limit_until(std::optional<Clock::time_point> deadline) const {
+  const auto limit = mover_.wait_limit();
+  if (!deadline) return limit;
+  return std::clamp<engines::Engine::Nanoseconds>(*deadline - Clock::now(),
+                                                  engines::Engine::Nanoseconds::zero(), limit);
+}
+
+void Lane::wait_until(Transfer& transfer, std::optional<Clock::time_point> deadline) {
+  Lock lock(mutex_);
+  while (transfer.on_lane()) {
+    if (deadline && Clock::now() >= *deadline) break;
+    if (attended_) {
+      follow(lock, deadline);
+    } else {
+      attend(lock, limit_until(deadline));
+    }
+  }
+  if (followers_ > 0 && !attended_) changed_.notify_one();
+}
+
+void Lane::follow(Lock& lock, std::optional<Clock::time_point> deadline) {
+  ++followers_;
+  if (deadline) {
+    changed_.wait_until(lock, *deadline);
+  } else {
+    changed_.wait(lock);
+  }
+  --followers_;
+}
+
+void Lane::look() {
+  Lock lock(mutex_);
+  if (attended_ || mover_.idle()) return;
+  attend(lock, engines::Engine::Nanoseconds::zero());
+  if (followers_ > 0) changed_.notify_one();
+}
+
+void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
+  attended_ = true;
+  lock.unlock();
+  mover_.wait(limit);
+  lock.lock();
+  mover_.judge_waited();
+  mover_.revive();
+  mover_.submit_ready();
+  mover_.unload();
+  attended_ = false;
+  report(lock);
+}
+
+void Lane::report(Lock& lock) {
+  if (mover_.ended().empty() && mover_.failed().empty()) return;
+  Mover::Transfers ended = std::exchange(mover_.ended(), {});
+  const Mover::Transfers failed = std::exchange(mover_.failed(), {});
+  for (const auto& transfer : ended) transfer->set_on_lane(false);
+  const bool others_wait = followers_ > 0;
+  lock.unlock();
+  for (const auto& transfer : failed) Crew::drop(*transfer);
+  for (auto& transfer : ended) {
+    Crew::blocks_finished(transfer);
+    transfer.reset();
+    crew_.lane_gave_back();
+  }
+  if (others_wait) changed_.notify_all();
+  lock.lock();
+}
+
+void Lane::end_stopping() {
+  Lock lock(mutex_);
+  mover_.end_stopping();
+  report(lock);
+}
+
+std::vector<std::shared_ptr<Transfer>> Lane::transfers() {
+  const Lock lock(mutex_);
+  std::vector<std::shared_ptr<Transfer>> found;
+  mover_.for_each_flight([&](const std::shared_ptr<Transfer>& transfer) {
+    if (std::ranges::find(found, transfer) == found.end()) found.push_back(transfer);
+  });
+  return found;
+}
+
+void Lane::watch() {
+  if (watch_rounds_.exchange(watch_rounds) == 0) crew_.wake_keeper();
+}
+
+int Lane::watched_fd() {
+  unsigned rounds = watch_rounds_.load();
+  if (rounds == 0) return -1;
+  watch_rounds_.compare_exchange_strong(rounds, rounds - 1);
+  const Lock lock(mutex_);
+  if (ready_fd_ < 0) ready_fd_ = mover_.engine().ready_fd();
+  return ready_fd_;
+}
+
+}  // namespace tensorferry::handle
