@@ -364,7 +364,7 @@ TEST_P(HandleOnEngine, small_transfers_start_no_thread) {
   Memory back(MiB, 5);
   const File file = File::open(dir.file("data"), Access::read_write);
   handle.write_now(memory.bytes(), file);
-  handle.read_now(memory.bytes(), file);
+  handle.read_now(memory.bytes().first(256 * KiB), file);
   for (const std::size_t bytes : {std::size_t{1}, 4 * KiB, 64 * KiB, 256 * KiB}) {
     handle.read_now(back.bytes().first(bytes), file);
     EXPECT_EQ(support::pattern_fault(back.bytes().first(bytes), 0, 1), "");
@@ -442,7 +442,7 @@ TEST(Inline, a_ragged_end_alone_does_not_need_the_engine) {
   const support::TempDir dir;
   support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
   Handle handle;
-  PinnedBuffer buffer(1'000'000);
+  PinnedBuffer buffer(250'000);
   handle.read_now(buffer.bytes(), dir.file("data"));
   EXPECT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
   EXPECT_EQ(handle.stats().inline_operations, 1U);
@@ -453,7 +453,7 @@ TEST(Inline, an_aligned_transfer_is_one_request) {
   support::write_whole_file(dir.file("data"), support::pattern(MiB, 0, 1));
   const File file = File::open(dir.file("data"), Access::read_write);
   Handle handle;
-  Memory memory(MiB);
+  Memory memory(256 * KiB);
   handle.read_now(memory.bytes().first(4096), file, 8192);
   EXPECT_EQ(handle.stats().requests, 1U);
   handle.read_now(memory.bytes(), file);
