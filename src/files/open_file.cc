@@ -88,7 +88,7 @@ const std::string& demoted_without_proc = *new std::string(why_demoted(ENOENT));
 }  // namespace
 
 OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
-    : system_(system), path_(std::move(path)), open_flags_(open_flags) {}
+    : system_(system), path_(std::make_shared<const std::string>(std::move(path))), open_flags_(open_flags) {}
 
 OpenFile::~OpenFile() {
   const int buffered = buffered_fd_.load(std::memory_order_acquire);
@@ -98,13 +98,13 @@ OpenFile::~OpenFile() {
 
 Error OpenFile::failure(const char* operation, int code) const {
   return Error(
-      {.operation = operation, .path = path_, .code = code, .hint = hint_for(code, writable())});
+      {.operation = operation, .path = path(), .code = code, .hint = hint_for(code, writable())});
 }
 
 Error OpenFile::wrong_kind(unsigned mode) const {
   if (S_ISDIR(mode)) return failure("open", EISDIR);
   return Error({.operation = "open",
-                .path = path_,
+                .path = path(),
                 .code = EINVAL,
                 .hint = "neither a regular file nor a block device; give one of these"});
 }
@@ -151,7 +151,7 @@ int OpenFile::open_path(int flags, unsigned permissions) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + lease_wait_max;
   for (;;) {
-    const int fd = system_.open(path_.c_str(), flags | O_NONBLOCK | O_NOCTTY, permissions);
+    const int fd = system_.open(path().c_str(), flags | O_NONBLOCK | O_NOCTTY, permissions);
     if (fd != -EWOULDBLOCK || Clock::now() > deadline) return fd;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -283,7 +283,7 @@ Result<int> OpenFile::reopen_by_path(int flags) {
     return failure("statx", -got);
   }
   const auto is_mine = [&](int got) { return got >= 0 && identity_of(facts) == identity_of(mine); };
-  if (is_mine(system_.stat_path(path_.c_str(), STATX_INO, &facts))) {
+  if (is_mine(system_.stat_path(path().c_str(), STATX_INO, &facts))) {
     const int fd = open_path(flags, 0);
     if (fd < 0) return failure("open a second time", -fd);
     if (is_mine(system_.statx(fd, STATX_INO, &facts)) &&
@@ -293,7 +293,7 @@ Result<int> OpenFile::reopen_by_path(int flags) {
     system_.close(fd);
   }
   return Error({.operation = "open a second time",
-                .path = path_,
+                .path = path(),
                 .code = ENOENT,
                 .hint = "/proc is not mounted, and the file has left this path; mount /proc"});
 }
@@ -320,7 +320,7 @@ Result<int> OpenFile::demote(const Error& refusal) {
   if (!refused_for_good(code)) return refusal;
   if (!own_flags_) {
     return Error({.operation = "open a second time",
-                  .path = path_,
+                  .path = path(),
                   .code = code,
                   .hint = why_not_twice(code) +
                           ", and partial blocks need a descriptor without O_DIRECT; give one"});
@@ -334,7 +334,7 @@ Result<int> OpenFile::demote(const Error& refusal) {
 
 Result<std::shared_ptr<const Directory>> OpenFile::directory() {
   if (!regular_) return std::shared_ptr<const Directory>();
-  return Directory::of(system_, main_fd(), path_);
+  return Directory::of(system_, main_fd(), path());
 }
 
 Result<std::uint64_t> OpenFile::size() {
@@ -355,7 +355,7 @@ Result<std::uint64_t> OpenFile::size() {
 Status OpenFile::resize(std::uint64_t bytes) {
   if (const int got = system_.truncate(main_fd(), bytes); got < 0) {
     return Error({.operation = "resize",
-                  .path = path_,
+                  .path = path(),
                   .length = bytes,
                   .code = -got,
                   .hint = regular_ ? hint_for(-got, true) : "a block device has a fixed size"});

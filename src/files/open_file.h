@@ -30,7 +30,11 @@ class OpenFile {
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
 
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept { return *path_; }
+  // The same for those who need it after the file has been closed.
+  [[nodiscard]] const std::shared_ptr<const std::string>& shared_path() const noexcept {
+    return path_;
+  }
   [[nodiscard]] bool readable() const noexcept;
   [[nodiscard]] bool writable() const noexcept;
   // May become false at the first call of buffered_fd(). Requests that were planned before stay
@@ -91,7 +95,7 @@ class OpenFile {
   }
 
   os::System& system_;
-  std::string path_;
+  std::shared_ptr<const std::string> path_;
   int open_flags_;  // O_RDONLY, O_WRONLY or O_RDWR
   int direct_fd_ = -1;
   std::atomic<int> buffered_fd_{-1};  // set once

@@ -440,13 +440,10 @@ bool Crew::take_on_lane(const std::shared_ptr<Transfer>& transfer) {
   }
   Lane* const own = lane();
   if (own == nullptr) return false;
-  const std::string_view engine_name =
-      std::exchange(transfer->engine_name, to_string(EngineKind::libaio));
-  auto engine_reason = std::exchange(transfer->engine_reason, lane_reason_);
-  if (own->take(transfer)) return true;
-  transfer->engine_name = engine_name;
-  transfer->engine_reason = std::move(engine_reason);
-  return false;
+  if (!own->take(transfer)) return false;
+  transfer->engine_name = to_string(EngineKind::libaio);
+  transfer->engine_reason = lane_reason_;
+  return true;
 }
 
 Lane* Crew::lane() noexcept {

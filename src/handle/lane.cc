@@ -47,16 +47,15 @@ engines::Engine::Nanoseconds Lane::limit_until(std::optional<Clock::time_point> 
 }
 
 void Lane::wait_until(Transfer& transfer, std::optional<Clock::time_point> deadline) {
-  Lock lock(mutex_);
   while (transfer.on_lane()) {
-    if (deadline && Clock::now() >= *deadline) break;
-    if (attended_) {
-      follow(lock, deadline);
-    } else {
+    if (deadline && Clock::now() >= *deadline) return;
+    Lock lock(mutex_);
+    if (!attended_) {
       attend(lock, limit_until(deadline));
+    } else if (transfer.on_lane()) {
+      follow(lock, deadline);
     }
   }
-  if (followers_ > 0 && !attended_) changed_.notify_one();
 }
 
 void Lane::follow(Lock& lock, std::optional<Clock::time_point> deadline) {
@@ -73,7 +72,6 @@ void Lane::look() {
   Lock lock(mutex_);
   if (attended_ || mover_.idle()) return;
   attend(lock, engines::Engine::Nanoseconds::zero());
-  if (followers_ > 0) changed_.notify_one();
 }
 
 void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
@@ -90,10 +88,14 @@ void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
 }
 
 void Lane::report(Lock& lock) {
-  if (mover_.ended().empty() && mover_.failed().empty()) return;
-  Mover::Transfers ended = std::exchange(mover_.ended(), {});
-  const Mover::Transfers failed = std::exchange(mover_.failed(), {});
-  for (const auto& transfer : ended) transfer->set_on_lane(false);
+  OneOrMany<std::shared_ptr<Transfer>> ended;
+  for (auto& transfer : mover_.ended()) {
+    transfer->set_on_lane(false);
+    ended.push_back(std::move(transfer));
+  }
+  mover_.ended().clear();
+  Mover::Transfers failed;
+  if (!mover_.failed().empty()) failed.swap(mover_.failed());
   const bool others_wait = followers_ > 0;
   lock.unlock();
   for (const auto& transfer : failed) Crew::drop(*transfer);
@@ -103,7 +105,6 @@ void Lane::report(Lock& lock) {
     crew_.lane_gave_back();
   }
   if (others_wait) changed_.notify_all();
-  lock.lock();
 }
 
 void Lane::end_stopping() {

@@ -53,11 +53,12 @@ class Lane {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  // Attends for one round of the engine. Called and returns with the lock held.
+  // Attends for one round of the engine. Called with the lock held, lets go of it.
   void attend(Lock& lock, engines::Engine::Nanoseconds limit);
-  // Follows until the one who attends has completed something or left, or until the deadline.
+  // Follows until the one who attends ends a round, or until the deadline.
   void follow(Lock& lock, std::optional<Clock::time_point> deadline);
-  // Tells the crew what has ended. Called with the lock held, lets go of it, and takes it again.
+  // Tells the crew what has ended, and followers that they may attend. Called with the lock held,
+  // lets go of it.
   void report(Lock& lock);
   [[nodiscard]] engines::Engine::Nanoseconds limit_until(
       std::optional<Clock::time_point> deadline) const;

@@ -63,9 +63,9 @@ std::size_t Mover::flights_left() const noexcept {
 
 void Mover::revive() {
   regions_.drop_ended();
-  revive_delayed();
-  collect_copies();
-  feed_starved();
+  if (!delayed_.empty()) revive_delayed();
+  if (!copies_.empty()) collect_copies();
+  if (!starved_.empty()) feed_starved();
 }
 
 bool Mover::work_at_hand() const noexcept {
@@ -79,8 +79,8 @@ void Mover::take_up(Claim&& claim) {
   Flight& flight = flights_[index];
   flight = Flight{};
   flight.claim = std::move(claim);
-  flight.claim.transfer->mark_started();
   flight.started = Clock::now();
+  flight.claim.transfer->mark_started(flight.started);
   if (const SyncStep* step = flight.claim.step) {
     flight.attempt.kind = step->kind;
     flight.fd = step->fd;
@@ -222,7 +222,6 @@ void Mover::feed_starved() {
 }
 
 void Mover::revive_delayed() {
-  if (delayed_.empty()) return;
   const Clock::time_point now = Clock::now();
   std::erase_if(delayed_, [&](std::uint32_t index) {
     if (flights_[index].due > now) return false;
@@ -368,10 +367,10 @@ void Mover::finish(std::uint32_t index) {
   if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
   if (flight.slot >= 0) free_slots_.push_back(flight.slot);
   if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
-  Claim claim = std::move(flight.claim);
-  flight = Flight{};
+  const std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);
+  flight.stage = Stage::unused;
   free_.push_back(index);
-  if (claim.transfer->finish_blocks(1)) ended_.push_back(std::move(claim.transfer));
+  if (transfer->finish_blocks(1)) ended_.push_back(transfer);
 }
 
 void Mover::fail(std::uint32_t index, int code) {

@@ -99,19 +99,17 @@ void Transfer::count_blocks() {
   for (std::size_t i = runs.size(); i > 0; --i) {
     const Run& run = runs[i - 1];
     Leg& leg = legs[run.leg];
-    leg.transfer = this;
     leg.run = i - 1;  // in the end, the leg's first
     leg.unclaimed += run.plan.block_count();
     blocks += run.plan.block_count();
     asked_bytes_ += run.plan.bytes();
   }
-  for (Leg& leg : legs) leg.transfer = this;
   unfinished_.store(blocks, std::memory_order_relaxed);
   if (!runs.empty()) {
-    path_ = runs.front().file->path();
+    path_ = runs.front().file->shared_path();
     offset_ = runs.front().plan.offset();
   } else if (!steps.empty()) {
-    path_ = steps.front().file->path();
+    path_ = steps.front().file->shared_path();
   }
 }
 
@@ -175,10 +173,10 @@ Result<std::vector<SyncStep>> Transfer::directory_steps() const {
   return found;
 }
 
-void Transfer::mark_started() noexcept {
+void Transfer::mark_started(Clock::time_point now) noexcept {
   if (started_.load(std::memory_order_relaxed) != 0) return;
   std::int64_t none = 0;
-  started_.compare_exchange_strong(none, Clock::now().time_since_epoch().count(),
+  started_.compare_exchange_strong(none, now.time_since_epoch().count(),
                                    std::memory_order_relaxed);
 }
 
@@ -205,7 +203,7 @@ void Transfer::give_up(const std::string& why) noexcept {
 
 Error Transfer::cancelled(const std::string& why) const {
   return Error({.operation = verb_,
-                .path = path_,
+                .path = path_ != nullptr ? *path_ : std::string(),
                 .offset = offset_,
                 .length = asked_bytes_,
                 .code = ECANCELED,
@@ -219,6 +217,7 @@ bool Transfer::finish_blocks(std::uint64_t count) noexcept {
 // Cuts off what a failed write has added to its files. If only the sync failed, all bytes are
 // written and stay.
 void Transfer::settle_growths() noexcept {
+  if (growths.empty()) return;
   for (files::Growth& growth : growths) {
     if (bytes() == asked_bytes_) {
       growth.keep();
@@ -236,22 +235,24 @@ void Transfer::complete() noexcept {
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && bytes() == asked_bytes_;
   // Closes files and lets go of memory before anyone sees the end, and outside the lock: letting go
   // of memory may call back.
-  std::vector<Run>().swap(runs);
-  std::vector<SyncStep>().swap(steps);
-  std::vector<Piece>().swap(pieces);
-  std::vector<std::shared_ptr<memory::Region>>().swap(regions);
-  fences.clear();
+  runs.clear();
+  if (!steps.empty()) std::vector<SyncStep>().swap(steps);
+  pieces.clear();
+  regions.clear();
+  if (!fences.empty()) fences.clear();
 
-  std::vector<std::function<void(Outcome)>> attendants;
-  {
-    const std::lock_guard lock(mutex_);
-    if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
-    ending_ = true;
-    attendants.swap(attendants_);
+  std::unique_lock lock(mutex_);
+  if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
+  ending_ = true;
+  if (!attendants_.empty()) {
+    std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);
+    attendants_.clear();
+    lock.unlock();
+    for (const auto& then : attendants) then(outcome());
+    attendants.clear();
+    lock.lock();
   }
-  for (const auto& then : attendants) then(outcome());
-  attendants.clear();
-  release();
+  release(lock);
 }
 
 bool Transfer::hold() noexcept {
@@ -263,21 +264,29 @@ bool Transfer::hold() noexcept {
 
 void Transfer::release() noexcept {
   std::unique_lock lock(mutex_);
+  release(lock);
+}
+
+void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
   if (--holds_ > 0) return;
   finished_ = Clock::now();
   if (error_ && given_up_) ledger_->note_lost(*error_);
+  static const std::string no_path;
   ledger_->operation_ended({.verb = verb_,
                             .id = id_,
-                            .path = path_,
+                            .path = path_ != nullptr ? *path_ : no_path,
                             .bytes = bytes(),
                             .begin = queued_,
                             .end = finished_,
                             .error = error_ ? &*error_ : nullptr});
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
+  if (listeners_.empty()) {
+    lock.unlock();
+    return;
+  }
   std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
-  if (listeners.empty()) return;
   // A user that waits for another operation may hold a lock that a listener wants.
   const std::shared_ptr<Crew> crew = lane != nullptr ? legs.front().owner.lock() : nullptr;
   if (crew != nullptr && !os::is_library_thread() && crew->call_later(listeners)) return;

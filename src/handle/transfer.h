@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/one_or_many.h"
 #include "engines/engine.h"
 #include "files/growth.h"
 #include "files/open_file.h"
@@ -118,13 +119,13 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   Transfer& operator=(const Transfer&) = delete;
 
   // --- Before it is queued, by its builder alone ---
-  std::vector<Piece> pieces;
-  std::vector<Run> runs;
-  std::vector<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
+  OneOrMany<Piece> pieces;
+  OneOrMany<Run> runs;
+  OneOrMany<std::shared_ptr<memory::Region>> regions;  // kept alive until the end
   std::vector<SyncStep> steps;         // of the files; their directories follow later
   std::vector<files::Growth> growths;  // of the files that it makes longer
   std::vector<std::shared_ptr<os::GpuFence>> fences;  // must pass before anything is claimed
-  std::vector<Leg> legs;  // one for each crew; runs and steps are in their order
+  OneOrMany<Leg> legs;  // one for each crew; runs and steps are in their order
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;
   void count_blocks();  // once all of the above is set
@@ -150,7 +151,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // --- Progress, by workers ---
   [[nodiscard]] Direction direction() const noexcept { return direction_; }
-  void mark_started() noexcept;
+  void mark_started(Clock::time_point now) noexcept;
   void add_bytes(std::uint64_t bytes) noexcept;
   // Keeps the first error and stops the operation: nothing more of it starts. After complete() it
   // changes nothing.
@@ -195,6 +196,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Throws Error (ECHILD) in a forked child: there an operation of the parent never ends.
   void check_process() const;
   void settle_growths() noexcept;
+  // With the lock held; lets go of it if it reports done.
+  void release(std::unique_lock<std::mutex>& lock) noexcept;
   // Final once ending_ is set.
   [[nodiscard]] Outcome outcome() const noexcept {
     return error_ ? Outcome::failed : Outcome::succeeded;
@@ -206,7 +209,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::uint64_t id_;
   const std::uint64_t generation_;
   std::uint64_t asked_bytes_ = 0;
-  std::string path_;  // of the first file, with the offset in it
+  std::shared_ptr<const std::string> path_;  // of the first file, with the offset in it
   std::uint64_t offset_ = 0;
 
   // The run of the leg's next block. There must be one.

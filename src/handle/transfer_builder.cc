@@ -90,7 +90,6 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
 void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file, std::size_t leg,
               Durability durability) {
   using engines::RequestKind;
-  if (durability == Durability::none) return;
   transfer.steps.push_back(
       {.kind = durability == Durability::data ? RequestKind::sync_data : RequestKind::sync_full,
        .fd = file->main_fd(),
@@ -113,14 +112,15 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
     rules.buffered_in_place = false;  // the page cache writes the ragged ends
     rules.memory_alignment = 1;
   }
-  Run run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
+  Run& run = transfer.runs.emplace_back(
+      Run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
           .file = first.file,
           .leg = first.leg,
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
           .region = std::move(region),
           .gpu = first.gpu,
-          .gpu_file = std::move(gpu_file)};
+          .gpu_file = std::move(gpu_file)});
   if (run.plan.needs_buffered_descriptor()) {
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
@@ -130,7 +130,6 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
       crew.ledger()->note_fallback(file.direct_reason());
     }
   }
-  transfer.runs.push_back(std::move(run));
   return Nothing{};
 }
 
@@ -208,7 +207,13 @@ void begin_growth(Transfer& transfer) {
 std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb, const Crews& crews) {
   const Crew& first = *crews.front();
   auto transfer = std::make_shared<Transfer>(direction, verb, first.ledger());
-  for (const auto& crew : crews) transfer->legs.push_back({.owner = crew, .crew = crew.get()});
+  transfer->legs.reserve(crews.size());
+  for (const auto& crew : crews) {
+    Leg& leg = transfer->legs.emplace_back();
+    leg.owner = crew;
+    leg.crew = crew.get();
+    leg.transfer = transfer.get();
+  }
   transfer->engine_name = to_string(first.options().engine);
   transfer->engine_reason = first.engine_reason();
   return transfer;
@@ -269,7 +274,7 @@ Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<
   transfer->fences = std::move(fences);
   const Cut cut{options, way, caller, parts.size()};
   if (Status added = add_runs(*transfer, parts, cut, crews); !added.ok()) return added.error();
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (std::size_t i = 0; i < parts.size() && durability != Durability::none; ++i) {
     if (i > 0 && parts[i].file == parts[i - 1].file) continue;
     add_step(*transfer, parts[i].file, parts[i].leg, durability);
   }
@@ -281,8 +286,10 @@ Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<
 
 std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
                                      Durability durability, const std::shared_ptr<Crew>& crew) {
-  auto transfer = new_transfer(Direction::write, "sync", {crew});
-  add_step(*transfer, file, 0, durability);
+  Crews crews;
+  crews.push_back(crew);
+  auto transfer = new_transfer(Direction::write, "sync", crews);
+  if (durability != Durability::none) add_step(*transfer, file, 0, durability);
   transfer->count_blocks();
   return transfer;
 }

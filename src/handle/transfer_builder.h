@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/one_or_many.h"
 #include "base/result.h"
 #include "files/open_file.h"
 #include "handle/crew.h"
@@ -29,7 +30,7 @@ using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
 // all the same.
 enum class Way : std::uint8_t { queue, lane };
 
-using Crews = std::vector<std::shared_ptr<Crew>>;
+using Crews = OneOrMany<std::shared_ptr<Crew>>;
 
 // Builds the transfer of all `parts`, each by the crew of its leg. Reorders the parts. Opens second
 // descriptors and makes files longer if the transfer needs it; refuses writes that overlap each
