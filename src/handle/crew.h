@@ -128,7 +128,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Whether operations wait for a GPU: workers must ask it again and again.
   [[nodiscard]] bool fenced() const noexcept { return fenced_.load(std::memory_order_relaxed); }
   [[nodiscard]] const std::shared_ptr<Ledger>& ledger() const noexcept { return ledger_; }
-  [[nodiscard]] os::System& system() noexcept { return system_; }
+  [[nodiscard]] os::System& system() const noexcept { return system_; }
 
  private:
   static constexpr unsigned lanes_max = 64;

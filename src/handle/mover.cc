@@ -22,8 +22,7 @@ using engines::RequestKind;
 // One system call hands over up to this many requests.
 constexpr std::size_t batch_max = 32;
 
-// For a read of at least this size into fresh memory the mover makes the pages first.
-constexpr std::uint64_t populate_bytes_min = 4 * MiB;
+constexpr int advice_collapse = 25;  // MADV_COLLAPSE, which older headers do not have
 
 // Between attempts to reap while the kernel refuses even that.
 constexpr std::chrono::milliseconds broken_reap_pause{1};
@@ -143,36 +142,40 @@ void Mover::loaded(std::uint32_t index) {
     flight.buffer_index = regions_.index_of(region, {flight.memory, block.bytes});
   }
   const bool copied = flight.slot >= 0 && flight.attempt.kind == RequestKind::write;
-  const bool populated = flight.slot < 0 && flight.attempt.kind == RequestKind::read &&
-                         populate(*flight.claim.run, block);
+  const bool made = flight.slot < 0 && make_pages(*flight.claim.run, block);
   flight.stage = Stage::ready;
   ready_.push_back(index);
   // Both take as long as a request does. Submitting now keeps the drive from waiting for the batch.
-  if (copied || populated) submit_ready();
+  if (copied || made) submit_ready();
 }
 
 // The first touch of fresh memory costs more than the read itself: a page fault for every 4 KiB.
 // Making huge pages just ahead of the read is several times cheaper, and uses no more memory: the
-// read fills the whole range. A block that goes through a slot needs its pages only at the copy;
-// the drive reads on until then. Returns whether it made any.
-bool Mover::populate(const Run& run, const Block& block) {
+// read fills the whole range. MADV_COLLAPSE leaves no advice on memory that is the caller's, unlike
+// MADV_HUGEPAGE; it wants one small page to be there. Before Linux 6.1, or if no huge page is to be
+// had, the kernel makes small ones as the request or the copy needs them.
+bool Mover::make_pages(const Run& run, const Block& block) {
+  if (!run.fresh || !collapses_) return false;
   const std::span<std::byte> all = run.plan.single_piece();
-  if (all.size() < populate_bytes_min || run.region != nullptr || run.gpu >= 0) return false;
-  std::byte* const begin = all.data() + (block.wanted_offset - run.plan.offset());
-  std::byte* const end = begin + block.wanted_bytes;
-  bool made = false;
-  // Blocks come in any order: the first page may begin in a block that comes later.
-  const auto first =
-      std::max(align_down(reinterpret_cast<std::uintptr_t>(begin), huge_page_bytes),
-               align_up(reinterpret_cast<std::uintptr_t>(all.data()), huge_page_bytes));
-  for (auto* page = reinterpret_cast<std::byte*>(first);
-       page < end && page + huge_page_bytes <= all.data() + all.size(); page += huge_page_bytes) {
-    if (system_.resident(page) != 0) continue;
-    system_.advise(page, huge_page_bytes, MADV_HUGEPAGE);
-    system_.advise(page, huge_page_bytes, MADV_POPULATE_WRITE);
-    made = true;
+  const auto begin = reinterpret_cast<std::uintptr_t>(all.data());
+  const std::uintptr_t block_end =
+      begin + (block.wanted_offset - run.plan.offset()) + block.wanted_bytes;
+  const std::uintptr_t first = align_up(begin, huge_page_bytes);
+  const std::uintptr_t last = align_down(begin + all.size(), huge_page_bytes);
+  const std::uintptr_t wanted = std::min(align_up(block_end, huge_page_bytes), last);
+  const std::atomic_ref made(run.pages_made_to);  // blocks are claimed in order, by any worker
+  std::uintptr_t before = made.load();
+  do {
+    if (wanted <= std::max(before, first)) return false;
+  } while (!made.compare_exchange_weak(before, wanted));
+  const std::uintptr_t from = std::max(before, first);
+  for (std::uintptr_t page = from; page < wanted; page += huge_page_bytes) {
+    system_.advise(reinterpret_cast<std::byte*>(page), page_bytes(), MADV_POPULATE_READ);
   }
-  return made;
+  const int collapsed =
+      system_.advise(reinterpret_cast<std::byte*>(from), wanted - from, advice_collapse);
+  if (collapsed == -EINVAL) collapses_ = false;
+  return collapsed >= 0;
 }
 
 bool Mover::take_slot(Flight& flight) {
@@ -397,7 +400,7 @@ void Mover::unload() {
     const std::uint32_t index = landed_[count];
     Flight& flight = flights_[index];
     if (flight.claim.run->gpu < 0) {
-      made = populate(*flight.claim.run, flight.claim.block);
+      made = make_pages(*flight.claim.run, flight.claim.block);
       copy_out(flight);
       unloaded(index);
     } else if (Status started = copy_by_gpu(index); started.ok()) {

@@ -135,7 +135,8 @@ class Mover {
   void make_ready(std::uint32_t index);
   void load(std::uint32_t index);
   void loaded(std::uint32_t index);
-  [[nodiscard]] bool populate(const Run& run, const Block& block);
+  // Makes the pages of fresh memory up to the end of the block. Returns whether it made any.
+  [[nodiscard]] bool make_pages(const Run& run, const Block& block);
   [[nodiscard]] engines::Submitted offer(std::size_t begin, std::size_t end);
   void completed(std::uint32_t index, std::int32_t result);
   void finish(std::uint32_t index);
@@ -175,6 +176,7 @@ class Mover {
   unsigned polls_ = 0;         // in a row that found nothing new
   std::size_t unloading_ = 0;  // flights in that stage
   bool slots_known_to_cuda_ = false;
+  bool collapses_ = true;  // the kernel makes huge pages when asked
 
   // Of wait() and judge_waited() alone.
   std::vector<engines::Completion> completions_;

@@ -176,8 +176,7 @@ Result<std::vector<SyncStep>> Transfer::directory_steps() const {
 void Transfer::mark_started(Clock::time_point now) noexcept {
   if (started_.load(std::memory_order_relaxed) != 0) return;
   std::int64_t none = 0;
-  started_.compare_exchange_strong(none, now.time_since_epoch().count(),
-                                   std::memory_order_relaxed);
+  started_.compare_exchange_strong(none, now.time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 void Transfer::add_bytes(std::uint64_t bytes) noexcept {

@@ -43,7 +43,9 @@ struct Run {
   int buffered_fd = -1;
   std::uint32_t alignment = 1;             // of direct requests
   std::shared_ptr<memory::Region> region;  // that holds the memory, if it is page-locked
-  int gpu = -1;                            // that has the memory; -1: the CPU
+  bool fresh = false;                      // a read into memory that has no pages yet
+  alignas(8) mutable std::uintptr_t pages_made_to = 0;         // of fresh memory, by atomic_ref
+  int gpu = -1;                                                // that has the memory; -1: the CPU
   std::shared_ptr<const engines::GpuFile> gpu_file = nullptr;  // if the engine moves its memory
 
   [[nodiscard]] int fd_for(const Block& block) const noexcept {

@@ -87,6 +87,15 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
   return limits;
 }
 
+// Whether large memory is fresh, judged by one page in its middle. A guess does: all it decides is
+// when pages are made.
+bool is_fresh(const Part& part, os::System& system) {
+  constexpr std::uint64_t large_bytes = 4 * MiB;
+  if (part.bytes < large_bytes || part.gpu >= 0) return false;
+  std::byte* const middle = part.memory + part.bytes / 2;
+  return system.resident(middle - reinterpret_cast<std::uintptr_t>(middle) % page_bytes()) == 0;
+}
+
 void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file, std::size_t leg,
               Durability durability) {
   using engines::RequestKind;
@@ -112,6 +121,8 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
     rules.buffered_in_place = false;  // the page cache writes the ragged ends
     rules.memory_alignment = 1;
   }
+  const bool fresh = transfer.direction() == Direction::read && region == nullptr &&
+                     pieces.size() == 1 && is_fresh(first, crew.system());
   Run& run = transfer.runs.emplace_back(
       Run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
           .file = first.file,
@@ -119,6 +130,7 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
           .direct_fd = file.direct_fd(),
           .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
           .region = std::move(region),
+          .fresh = fresh,
           .gpu = first.gpu,
           .gpu_file = std::move(gpu_file)});
   if (run.plan.needs_buffered_descriptor()) {
