@@ -104,6 +104,19 @@ Stats Conductor::stats() {
   return stats;
 }
 
+std::vector<DeviceUse> Conductor::device_use() {
+  std::vector<DeviceUse> all;
+  if (generation_ != os::fork_generation()) return all;
+  for (const DeviceCrew* one = crews_; one != nullptr; one = one->older) {
+    const auto is_it = [&](const DeviceUse& use) { return use.number == one->device->number; };
+    const bool listed = std::ranges::any_of(all, is_it);
+    if (one->role != Role::main || listed) continue;
+    const Crew::Use use = one->crew->use();
+    all.push_back({one->device->number, use.bytes, use.busy_seconds});
+  }
+  return all;
+}
+
 // --- Crews -----------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<Crew>> Conductor::crews() {
@@ -129,8 +142,15 @@ void Conductor::add_crew(const Device& device, Role role, std::shared_ptr<Crew> 
 
 Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string reason,
                                                     const Device& device, SlotShares shares) {
-  return Crew::start(crew_options(options_, kind, device, shares), std::move(reason), open_engine_,
-                     system_, ledger_);
+  CrewOptions crew = crew_options(options_, kind, device, shares);
+  const unsigned wanted = crew.workers;
+  ProcessShare share = take_share(crew, options_, ProcessLimits::of_process());
+  if (crew.workers < wanted) {
+    ledger_->note_fallback("the process has all the workers it may have: " + device.name +
+                           " gets " + std::to_string(crew.workers) + " of " +
+                           std::to_string(wanted));
+  }
+  return Crew::start(crew, std::move(reason), open_engine_, system_, ledger_, std::move(share));
 }
 
 bool Conductor::automatic() const noexcept {

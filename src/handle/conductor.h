@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "files/open_file.h"
 #include "handle/crew.h"
+#include "handle/device_use.h"
 #include "handle/inline_mover.h"
 #include "handle/ledger.h"
 #include "handle/part.h"
@@ -66,6 +67,8 @@ class Conductor {
   // The engine in use, or the one that would be used, and why.
   [[nodiscard]] Result<std::pair<EngineKind, std::string>> engine();
   [[nodiscard]] Stats stats();
+  // What the workers of each device have done.
+  [[nodiscard]] std::vector<DeviceUse> device_use();
 
  private:
   Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);

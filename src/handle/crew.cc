@@ -34,8 +34,9 @@ std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
 }  // namespace
 
 Crew::Crew(const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
-           os::System& system, std::shared_ptr<Ledger> ledger)
+           os::System& system, std::shared_ptr<Ledger> ledger, ProcessShare share)
     : options_(options),
+      share_(std::move(share)),
       engine_reason_(std::make_shared<const std::string>(std::move(engine_reason))),
       lane_reason_(options.engine == EngineKind::libaio
                        ? engine_reason_
@@ -47,9 +48,9 @@ Crew::Crew(const CrewOptions& options, std::string engine_reason, OpenEngine ope
 
 Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, std::string engine_reason,
                                           OpenEngine open_engine, os::System& system,
-                                          std::shared_ptr<Ledger> ledger) {
+                                          std::shared_ptr<Ledger> ledger, ProcessShare share) {
   std::shared_ptr<Crew> crew(new Crew(options, std::move(engine_reason), std::move(open_engine),
-                                      system, std::move(ledger)));
+                                      system, std::move(ledger), std::move(share)));
   for (unsigned i = 0; i < options.workers; ++i) {
     auto engine = crew->open_engine_(options.engine, options.mover.queue_depth, system);
     if (!engine.ok()) return engine.error();
@@ -234,6 +235,24 @@ double Crew::cpu_seconds() {
   double sum = 0;
   for (const auto& worker : workers_) sum += worker->cpu_seconds();
   return sum;
+}
+
+Crew::Use Crew::use() noexcept {
+  const std::lock_guard lock(use_mutex_);
+  Clock::duration busy = busy_;
+  if (busy_workers_ > 0) busy += Clock::now() - busy_since_;
+  return {moved_bytes_.load(std::memory_order_relaxed),
+          std::chrono::duration<double>(busy).count()};
+}
+
+void Crew::worker_begins() noexcept {
+  const std::lock_guard lock(use_mutex_);
+  if (busy_workers_++ == 0) busy_since_ = Clock::now();
+}
+
+void Crew::worker_rests() noexcept {
+  const std::lock_guard lock(use_mutex_);
+  if (--busy_workers_ == 0) busy_ += Clock::now() - busy_since_;
 }
 
 void Crew::wake_all() noexcept {

@@ -25,6 +25,7 @@
 #include "handle/lane.h"
 #include "handle/ledger.h"
 #include "handle/mover.h"
+#include "handle/process_share.h"
 #include "handle/transfer.h"
 #include "memory/region.h"
 #include "tensorferry/options.h"
@@ -54,11 +55,9 @@ class Crew : public std::enable_shared_from_this<Crew> {
 
   // Opens an engine for each worker. Their threads start with the first operation that is queued.
   // `engine_reason` says why this engine. The Error is the engine's.
-  [[nodiscard]] static Result<std::shared_ptr<Crew>> start(const CrewOptions& options,
-                                                           std::string engine_reason,
-                                                           OpenEngine open_engine,
-                                                           os::System& system,
-                                                           std::shared_ptr<Ledger> ledger);
+  [[nodiscard]] static Result<std::shared_ptr<Crew>> start(
+      const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
+      os::System& system, std::shared_ptr<Ledger> ledger, ProcessShare share);
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
@@ -80,6 +79,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
     return engine_reason_;
   }
   [[nodiscard]] double cpu_seconds();
+
+  // What the workers have moved, and how long at least one of them had a request under way.
+  struct Use {
+    std::uint64_t bytes = 0;
+    double busy_seconds = 0;
+  };
+  [[nodiscard]] Use use() noexcept;
 
   // Starts the workers, if they have not started. Succeeds if at least one can.
   [[nodiscard]] Status start_workers();
@@ -120,6 +126,12 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Gives up what no longer moves, if the crew is finishing.
   void look_after_end() noexcept;
   [[nodiscard]] bool finishing() const noexcept { return finishing_.load(); }
+  // A worker has got something to do, or has moved so much and has nothing left.
+  void worker_begins() noexcept;
+  void worker_rests() noexcept;
+  void add_moved(std::uint64_t bytes) noexcept {
+    moved_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   // The last call of a worker. If it returns the crew, the worker drops it as its very last act.
   [[nodiscard]] std::shared_ptr<Crew> leave() noexcept;
   // Grows whenever operations in flight should be cancelled.
@@ -134,7 +146,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   static constexpr unsigned lanes_max = 64;
 
   Crew(const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
-       os::System& system, std::shared_ptr<Ledger> ledger);
+       os::System& system, std::shared_ptr<Ledger> ledger, ProcessShare share);
   // With the lock held.
   void link(Leg& leg) noexcept;
   void unlink(Leg& leg) noexcept;
@@ -161,6 +173,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   [[nodiscard]] Lane* open_lane(std::size_t index) noexcept;
 
   const CrewOptions options_;
+  const ProcessShare share_;
   const std::shared_ptr<const std::string> engine_reason_;
   const std::shared_ptr<const std::string> lane_reason_;
   const OpenEngine open_engine_;
@@ -189,6 +202,12 @@ class Crew : public std::enable_shared_from_this<Crew> {
   std::atomic<std::uint64_t> on_lanes_{0};  // operations
   Keeper keeper_{*this};
   std::atomic<bool> keeper_started_{false};
+
+  std::mutex use_mutex_;  // guards the next three
+  unsigned busy_workers_ = 0;
+  Clock::time_point busy_since_;
+  Clock::duration busy_{};
+  std::atomic<std::uint64_t> moved_bytes_{0};
 
   // Of a finishing crew: how much has moved, and since when that is unchanged.
   std::uint64_t progress_ = 0;

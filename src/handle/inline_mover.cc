@@ -23,8 +23,8 @@ using engines::RequestKind;
 constexpr std::uint64_t transfer_bytes_max = MiB;
 // Longer ones of a GPU are faster in the engine.
 constexpr std::uint64_t gpu_transfer_bytes_max = 256 * KiB;
-// Leaves room for the alignment at both ends.
-constexpr std::size_t slot_bytes = transfer_bytes_max + 128 * KiB;
+// Beyond what goes through a slot: for the alignment at both ends.
+constexpr std::size_t slot_margin_bytes = 128 * KiB;
 
 }  // namespace
 
@@ -35,6 +35,7 @@ InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
       ledger_(std::move(ledger)),
       transfer_bytes_max_(block_bytes > 0 ? block_bytes : transfer_bytes_max),
       uncut_bytes_max_(std::min(uncut_bytes_max, transfer_bytes_max)),
+      slot_bytes_(uncut_bytes_max_ + slot_margin_bytes),
       slot_bytes_max_(slot_bytes_max) {}
 
 bool InlineMover::fits(Direction direction, const Part& part) const noexcept {
@@ -51,7 +52,7 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
   const std::size_t granularity = granularity_of(file);
   const Plan plan(direction, part.offset, {&piece, 1}, rules_of(part),
                   {.block_bytes = align_up(std::max<std::size_t>(part.bytes, 1), granularity),
-                   .slot_block_bytes = align_down(slot_bytes, granularity)});
+                   .slot_block_bytes = align_down(slot_bytes_, granularity)});
   std::unique_ptr<Slot> slot;
   if (plan.needs_slots()) {
     if (plan.slot_bytes() > uncut_bytes_max_) return std::nullopt;
@@ -191,8 +192,8 @@ std::unique_ptr<InlineMover::Slot> InlineMover::take_slot() {
     slots_.pop_back();
     return slot;
   }
-  if ((slot_count_ + 1) * slot_bytes > slot_bytes_max_) return nullptr;
-  auto region = memory::Region::create(slot_bytes, system_);
+  if ((slot_count_ + 1) * slot_bytes_ > slot_bytes_max_) return nullptr;
+  auto region = memory::Region::create(slot_bytes_, system_);
   if (!region.ok()) return nullptr;
   const std::string& reason = region.value()->lock_reason();
   if (!reason.empty()) ledger_->note_fallback(reason);

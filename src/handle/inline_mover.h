@@ -57,6 +57,7 @@ class InlineMover {
   const std::shared_ptr<Ledger> ledger_;
   const std::size_t transfer_bytes_max_;
   const std::uint64_t uncut_bytes_max_;
+  const std::size_t slot_bytes_;  // of one
   const std::size_t slot_bytes_max_;
 
   std::mutex mutex_;                          // guards the slots

@@ -62,7 +62,7 @@ void Keeper::call_later(std::vector<std::function<void()>> listeners) {
     const std::lock_guard lock(mutex_);
     for (auto& then : listeners) listeners_.push_back(std::move(then));
   }
-  wake();
+  if (!is_this_thread()) wake();  // the keeper calls them before it sleeps
 }
 
 void Keeper::call_listeners() {

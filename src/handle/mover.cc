@@ -342,7 +342,7 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
         return;
       }
       if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, flight.claim.block.wanted_bytes);
-      if (!is_sync(flight.attempt.kind)) transfer.add_bytes(flight.claim.block.wanted_bytes);
+      if (!is_sync(flight.attempt.kind)) moved(flight);
       finish(index);
       return;
     case Verdict::resume:
@@ -415,10 +415,15 @@ void Mover::unload() {
 
 void Mover::unloaded(std::uint32_t index) {
   const Flight& flight = flights_[index];
-  const std::uint32_t bytes = flight.claim.block.wanted_bytes;
-  ledger_.add(&Stats::bounced_bytes, bytes);
-  flight.claim.transfer->add_bytes(bytes);
+  ledger_.add(&Stats::bounced_bytes, flight.claim.block.wanted_bytes);
+  moved(flight);
   finish(index);
+}
+
+void Mover::moved(const Flight& flight) {
+  const std::uint32_t bytes = flight.claim.block.wanted_bytes;
+  moved_bytes_ += bytes;
+  flight.claim.transfer->add_bytes(bytes);
 }
 
 // Starts a copy between the flight's slot and the memory of a GPU.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -97,6 +98,10 @@ class Mover {
     }
   }
 
+  // Whether the engine has requests.
+  [[nodiscard]] bool in_flight() const noexcept { return in_flight_ > 0; }
+  // The bytes that have moved since the last call.
+  [[nodiscard]] std::uint64_t take_moved_bytes() noexcept { return std::exchange(moved_bytes_, 0); }
   // How many times in a row wait() has brought nothing, since the last note_work().
   [[nodiscard]] unsigned polls() const noexcept { return polls_; }
   void note_work() noexcept { polls_ = 0; }
@@ -143,6 +148,7 @@ class Mover {
   void fail(std::uint32_t index, int code);
   void fail(std::uint32_t index, const Error& error);
   void unloaded(std::uint32_t index);
+  void moved(const Flight& flight);
   void collect_copies();
   [[nodiscard]] Status copy_by_gpu(std::uint32_t index);
   void copy_out(const Flight& flight) const;
@@ -171,6 +177,7 @@ class Mover {
   Transfers ended_;
   Transfers failed_;
   std::size_t in_flight_ = 0;
+  std::uint64_t moved_bytes_ = 0;
   unsigned refusals_ = 0;  // in a row
   int attach_error_ = 0;
   unsigned polls_ = 0;         // in a row that found nothing new

@@ -144,4 +144,17 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
               std::chrono::duration<double>(options.close_limit_seconds))};
 }
 
+ProcessShare take_share(CrewOptions& crew, const HandleOptions& options, ProcessLimits& limits) {
+  const auto bytes_of = [&](unsigned workers, unsigned slots) {
+    return std::size_t{workers} * slots * crew.mover.slot_block_bytes;
+  };
+  const std::size_t wanted = bytes_of(crew.workers, crew.mover.slots);
+  ProcessShare share(limits, crew.workers, options.workers > 0 ? crew.workers : 1, wanted,
+                     options.slot_bytes > 0 ? wanted : bytes_of(1, 1));
+  crew.workers = share.workers();
+  crew.mover.slots = static_cast<unsigned>(std::clamp<std::size_t>(
+      share.slot_bytes() / crew.workers / crew.mover.slot_block_bytes, 1, crew.mover.slots));
+  return share;
+}
+
 }  // namespace tensorferry::handle

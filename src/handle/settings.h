@@ -6,6 +6,7 @@
 
 #include "base/result.h"
 #include "handle/crew.h"
+#include "handle/process_share.h"
 #include "tensorferry/device.h"
 #include "tensorferry/options.h"
 
@@ -33,5 +34,10 @@ inline constexpr std::uint64_t cut_bytes_max = std::uint64_t{4} << 20;
 
 [[nodiscard]] CrewOptions crew_options(const HandleOptions& options, EngineKind engine,
                                        const Device& device, SlotShares shares);
+
+// Takes the share of the process that such a crew needs, and makes the crew smaller if there is
+// less.
+[[nodiscard]] ProcessShare take_share(CrewOptions& crew, const HandleOptions& options,
+                                      ProcessLimits& limits);
 
 }  // namespace tensorferry::handle

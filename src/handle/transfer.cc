@@ -286,9 +286,10 @@ void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
   }
   std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
-  // A user that waits for another operation may hold a lock that a listener wants.
+  // Whoever attends a lane completes operations of others too, one after the other: a listener may
+  // want a lock that somebody holds who waits for the next of them.
   const std::shared_ptr<Crew> crew = lane != nullptr ? legs.front().owner.lock() : nullptr;
-  if (crew != nullptr && !os::is_library_thread() && crew->call_later(listeners)) return;
+  if (crew != nullptr && crew->call_later(listeners)) return;
   for (const auto& then : listeners) {
     then();
     os::end_forked_thread(generation_);

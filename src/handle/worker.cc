@@ -66,6 +66,7 @@ std::shared_ptr<Crew> Worker::run() {
     take_up_claims();
     mover_.submit_ready();
     mover_.unload();
+    note_use();
     report();
     // An empty mover whose last look at the queue was skipped must look again.
     const bool must_look = mover_.idle() && !queue_was_empty_;
@@ -94,6 +95,13 @@ void Worker::take_up_claims() {
   }
 }
 
+void Worker::note_use() {
+  if (const bool busy = mover_.in_flight(); busy != std::exchange(busy_, busy)) {
+    busy ? crew_.worker_begins() : crew_.worker_rests();
+  }
+  if (const std::uint64_t bytes = mover_.take_moved_bytes(); bytes > 0) crew_.add_moved(bytes);
+}
+
 void Worker::report() {
   while (!mover_.failed().empty() || !mover_.ended().empty()) {
     for (const auto& transfer : std::exchange(mover_.failed(), {})) Crew::drop(*transfer);
@@ -108,6 +116,7 @@ void Worker::wait() {
   if (crew_.finishing()) limit = std::min(limit, finishing_pause);
   mover_.wait(limit);
   mover_.judge_waited();
+  note_use();
   report();
 }
 

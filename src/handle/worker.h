@@ -45,6 +45,7 @@ class Worker {
   void obey_cancellations();
   void take_up_claims();
   void report();
+  void note_use();
   void wait();
 
   Crew& crew_;
@@ -52,6 +53,7 @@ class Worker {
   std::vector<Claim> claims_;
   bool queue_was_empty_ = false;  // at the last look
   std::uint64_t cancellations_seen_ = 0;
+  bool busy_ = false;  // as the crew knows it
 
   std::thread thread_;
   std::thread::id id_;  // stays known after detach()

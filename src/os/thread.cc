@@ -38,8 +38,6 @@ std::optional<std::thread> start_thread(const char* name, std::function<void()> 
   return thread;
 }
 
-bool is_library_thread() noexcept { return is_ours; }
-
 // Does not unwind: objects on the stack may hold locks of threads that the child does not have.
 void end_forked_thread(std::uint64_t generation) noexcept {
   if (is_ours && generation != fork_generation()) ::syscall(SYS_exit, 0);

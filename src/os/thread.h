@@ -13,9 +13,6 @@ namespace tensorferry::os {
 // most 15 characters.
 [[nodiscard]] std::optional<std::thread> start_thread(const char* name, std::function<void()> body);
 
-// Whether start_thread() started the calling thread.
-[[nodiscard]] bool is_library_thread() noexcept;
-
 // Call it after a callback of the user has returned, with the fork generation from before. If the
 // callback ran on a thread of the library and forked, this is the child, in which the thread cannot
 // go on: it ends here, silently. It is the child's only thread, unless the user has started others.
