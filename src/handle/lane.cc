@@ -50,10 +50,11 @@ void Lane::wait_until(Transfer& transfer, std::optional<Clock::time_point> deadl
   while (transfer.on_lane()) {
     if (deadline && Clock::now() >= *deadline) return;
     Lock lock(mutex_);
-    if (!attended_) {
-      attend(lock, limit_until(deadline));
-    } else if (transfer.on_lane()) {
+    if (!transfer.on_lane()) return;  // somebody else has ended it before the lock was free
+    if (attended_) {
       follow(lock, deadline);
+    } else {
+      attend(lock, limit_until(deadline));
     }
   }
 }
