@@ -18,7 +18,11 @@ constexpr std::uint64_t measured_bytes_min = 8 * MiB;
 constexpr double measured_seconds_min = 0.1;
 
 // The speed is the mean of the first measurements, and later follows each by one part of this.
-constexpr unsigned measurements_recent = 4;
+constexpr unsigned measurements_recent = 8;
+
+// A drive that waits for slower ones moves its few bytes in bursts, which a cache or a limit lets
+// pass faster than it could go on. So such a measurement counts less, but it counts.
+constexpr double trust_min = 0.25;
 
 // For as many reads as writes; 0 if neither is known.
 double speed_in(const Device& device) {
@@ -36,11 +40,13 @@ double Speeds::Measured::bytes_per_second() const {
 }
 
 // The mean is that of logarithms: a drive that hung and one that recovers are noticed alike soon.
-void Speeds::Measured::measure() {
+void Speeds::Measured::measure(double busiest_seconds) {
   if (bytes() < measured_bytes_min && seconds() < measured_seconds_min) return;
   if (bytes() == 0 || seconds() <= 0) return;
   measurements = std::min(measurements + 1, measurements_recent);
-  log_speed += (std::log(static_cast<double>(bytes()) / seconds()) - log_speed) / measurements;
+  const double trust = std::max(seconds() / busiest_seconds, trust_min);
+  const double weight = measurements == 1 ? 1 : trust / measurements;
+  log_speed += weight * (std::log(static_cast<double>(bytes()) / seconds()) - log_speed);
   begin = now;
 }
 
@@ -64,7 +70,11 @@ void Speeds::learn(std::span<const handle::DeviceUse> use) {
     device->now = one;
   }
   if (!due()) return;
-  for (Measured& device : devices_) device.measure();
+  double busiest_seconds = 0;
+  for (const Measured& device : devices_) {
+    busiest_seconds = std::max(busiest_seconds, device.seconds());
+  }
+  for (Measured& device : devices_) device.measure(busiest_seconds);
 }
 
 bool Speeds::due() const {

@@ -45,7 +45,8 @@ class Speeds {
     [[nodiscard]] double bytes_per_second() const;
     [[nodiscard]] std::uint64_t bytes() const { return now.bytes - begin.bytes; }
     [[nodiscard]] double seconds() const { return now.busy_seconds - begin.busy_seconds; }
-    void measure();
+    // `busiest_seconds` are those of the device that had the most to do.
+    void measure(double busiest_seconds);
   };
 
   [[nodiscard]] bool due() const;
