@@ -14,8 +14,9 @@
 namespace tensorferry::swap {
 
 // Drives of one device share its speed evenly. A device is busy while one of its requests is under
-// way, so what it did in its busy time is its own speed, whatever share of the bytes it had: shares
-// that follow from measured speeds need only one step to settle.
+// way, so what it did in its busy time is its own speed, whatever share of the bytes it had. So the
+// first measurement is nearly right. Later ones change it in small steps, so that shares do not go
+// up and down with them.
 class Speeds {
  public:
   // Adds a drive on this device.
