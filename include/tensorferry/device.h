@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,12 +12,16 @@
 namespace tensorferry {
 
 // Settings that `tensorferry tune` measured on a device and saved for it. A Handle uses them,
-// instead of the defaults from sysfs, for each option that is left open.
+// instead of the defaults from sysfs, for each option that is left open. A SwapSpace over several
+// drives gives each as much as its speed suggests, until it has measured them itself.
 struct Profile {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;
   unsigned queue_depth = 0;  // per worker
   unsigned workers = 0;
+  // What the device did with these settings; 0: unknown.
+  std::uint64_t read_bytes_per_second = 0;
+  std::uint64_t write_bytes_per_second = 0;
 };
 
 // All fields are hints. A field that is not known keeps its default.

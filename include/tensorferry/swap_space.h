@@ -30,12 +30,21 @@ enum class SwapMemory : std::uint8_t { page_locked, ordinary };
 
 // New fields come last, here and in SwapStats.
 struct SwapOptions {
-  std::vector<std::string> directories;  // at least one; tensors are striped over all of them
+  // At least one. Tensors are striped over all of them, by the speed of their drives.
+  std::vector<std::string> directories;
   std::size_t buffer_bytes = std::size_t{256} << 20;  // for take() and fetch()
   SwapMemory memory = SwapMemory::page_locked;
   std::string run;    // a name that all ranks of a run share; empty: this process is the run
   unsigned rank = 0;  // run and rank only become part of the directory's name
   HandleOptions handle;
+};
+
+// One of the directories of a SwapSpace and the drive below it.
+struct SwapDrive {
+  std::string directory;
+  std::uint64_t stored_bytes = 0;      // of tensors, in whole pages
+  std::uint64_t bytes_per_second = 0;  // measured, else from the profile; 0: unknown
+  double share = 1;                    // the part of new bytes that it gets; all parts make 1
 };
 
 struct SwapStats {
@@ -50,6 +59,7 @@ struct SwapStats {
   std::uint64_t waits = 0;               // calls that had to wait for free buffers
   std::uint64_t buffer_bytes = 0;        // the size of the buffers
   std::uint64_t buffer_bytes_used = 0;
+  std::vector<SwapDrive> drives;  // in the order of the directories
 };
 
 // A part of the buffers of a SwapSpace. Copies share it. It becomes free when the last copy
@@ -98,6 +108,10 @@ struct SwapPart {
 // After fork() a SwapSpace belongs to the parent. In a child all members but directories() and
 // notes() throw Error (ECHILD); destroying it, its buffers and its views there is safe and does
 // nothing.
+//
+// Each drive gets as much of the tensors as its speed suggests: as its profile says
+// (`tensorferry tune`), and then as the space measures it. Drives of unknown speed count as
+// average. A tensor of less than 1 MiB for each drive lies on fewer of them or on one.
 //
 // A tensor that is put again gets new space on the drives; the old space is free when the new bytes
 // are on the drive. Readers see the old bytes or the new ones, and a put that fails changes

@@ -140,6 +140,16 @@ nb::dict stats(const PySwapSpace& self) {
   out["waits"] = now.waits;
   out["buffer_bytes"] = now.buffer_bytes;
   out["buffer_bytes_used"] = now.buffer_bytes_used;
+  nb::list drives;
+  for (const SwapDrive& drive : now.drives) {
+    nb::dict one;
+    one["directory"] = path_text(drive.directory);
+    one["stored_bytes"] = drive.stored_bytes;
+    one["bytes_per_second"] = drive.bytes_per_second;
+    one["share"] = drive.share;
+    drives.append(one);
+  }
+  out["drives"] = drives;
   return out;
 }
 
@@ -314,9 +324,9 @@ gets short. Writes to it never reach the drive. It shows the bytes from the time
                    R"(Keeps tensors by name, on one or several drives.
 
 It makes a directory of its own in each of the given ones and removes it at the end. It stripes
-tensors over all directories. take(), fetch() and prefetch() share `buffer_bytes` of memory, which
-is all that the space uses: a call that finds no room waits. The memory is page-locked, unless
-pin_memory=False. `run` and `rank` name the directory.
+tensors over all directories, by the speed of their drives. take(), fetch() and prefetch() share
+`buffer_bytes` of memory, which is all that the space uses: a call that finds no room waits. The
+memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory.
 
 It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 

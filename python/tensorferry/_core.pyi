@@ -378,9 +378,9 @@ class SwapSpace:
     Keeps tensors by name, on one or several drives.
 
     It makes a directory of its own in each of the given ones and removes it at the end. It stripes
-    tensors over all directories. take(), fetch() and prefetch() share `buffer_bytes` of memory, which
-    is all that the space uses: a call that finds no room waits. The memory is page-locked, unless
-    pin_memory=False. `run` and `rank` name the directory.
+    tensors over all directories, by the speed of their drives. take(), fetch() and prefetch() share
+    `buffer_bytes` of memory, which is all that the space uses: a call that finds no room waits. The
+    memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory.
 
     It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 

@@ -78,7 +78,7 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
 }
 
 // Stores the profile and returns its path, or prints why it cannot and returns an empty path.
-std::string keep_profile(const bench::Volume& volume, const bench::Point& point) {
+std::string keep_profile(const bench::Volume& volume, const Candidate& best) {
   std::string path = profile_path(volume.device);
   if (path.empty()) {
     fmt::print("\nNo profile was kept: {}\n",
@@ -88,10 +88,7 @@ std::string keep_profile(const bench::Volume& volume, const bench::Point& point)
     return {};
   }
   try {
-    save_profile(volume.device, {.engine = point.engine,
-                                 .block_bytes = point.block_bytes,
-                                 .queue_depth = point.queue_depth,
-                                 .workers = point.workers});
+    save_profile(volume.device, profile_of(best));
   } catch (const Error& error) {
     fmt::print("\nNo profile was kept: {}\n", error.what());
     return {};
@@ -107,8 +104,9 @@ bench::Tuned search(const bench::TuneOptions& options, const bench::Volume& volu
   constexpr std::uint64_t percent = 100;
   const auto candidates = bench::candidates_for(volume, bench::working_engines());
   for (const bench::Point& point : candidates) {
-    results["grid"].push_back(
-        to_json(Candidate{.point = point, .scores = {}, .figures = {}}, options.objective));
+    Candidate candidate;
+    candidate.point = point;
+    results["grid"].push_back(to_json(candidate, options.objective));
   }
   Progress progress("Tune", percent);
   return bench::tune(
@@ -165,7 +163,7 @@ int run(const Options& options) {
     fmt::print("\nWrote them into \"aio\" of {}\n", options.config);
   }
   if (!options.no_profile) {
-    const std::string path = keep_profile(volume, tuned.best.point);
+    const std::string path = keep_profile(volume, tuned.best);
     if (!path.empty()) results["profile"] = path;
   }
   results["complete"] = true;

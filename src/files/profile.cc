@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t block_bytes_max = GiB;
 constexpr unsigned queue_depth_max = 4096;
 constexpr unsigned workers_max = 256;
+constexpr std::uint64_t bytes_per_second_max = 1'000'000'000'000'000;
 constexpr std::size_t text_bytes_max = 4 * KiB;
 
 std::string profile_directory() {
@@ -52,6 +53,12 @@ bool apply(Profile& profile, const std::string& name, const std::string& value) 
   if (name == "block_bytes") return parse(value, block_bytes_max, profile.block_bytes);
   if (name == "queue_depth") return parse(value, queue_depth_max, profile.queue_depth);
   if (name == "workers") return parse(value, workers_max, profile.workers);
+  if (name == "read_bytes_per_second") {
+    return parse(value, bytes_per_second_max, profile.read_bytes_per_second);
+  }
+  if (name == "write_bytes_per_second") {
+    return parse(value, bytes_per_second_max, profile.write_bytes_per_second);
+  }
   if (name != "engine") return false;
   try {
     profile.engine = parse_engine_kind(value);
@@ -86,6 +93,12 @@ std::string save_profile(const Device& device, const Profile& profile) {
        << "# leave open. Remove this file to go back to the defaults.\n"
        << "engine " << to_string(profile.engine) << "\nblock_bytes " << profile.block_bytes
        << "\nqueue_depth " << profile.queue_depth << "\nworkers " << profile.workers << '\n';
+  if (profile.read_bytes_per_second > 0) {
+    text << "read_bytes_per_second " << profile.read_bytes_per_second << '\n';
+  }
+  if (profile.write_bytes_per_second > 0) {
+    text << "write_bytes_per_second " << profile.write_bytes_per_second << '\n';
+  }
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) throw failure(path, error.value(), "the directory of the profile cannot be made");

@@ -51,6 +51,22 @@ TEST_F(ProfileTest, a_saved_profile_is_taken) {
   EXPECT_EQ(device_.profile_problem, "");
 }
 
+TEST_F(ProfileTest, measured_speeds_are_kept_and_taken) {
+  save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2, 3'000'000'000, 2'000'000'000});
+  take_profile(device_);
+  ASSERT_TRUE(device_.profile.has_value());
+  EXPECT_EQ(device_.profile->read_bytes_per_second, 3'000'000'000U);
+  EXPECT_EQ(device_.profile->write_bytes_per_second, 2'000'000'000U);
+}
+
+TEST_F(ProfileTest, a_profile_without_speeds_is_sound) {
+  save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
+  take_profile(device_);
+  ASSERT_TRUE(device_.profile.has_value());
+  EXPECT_EQ(device_.profile->read_bytes_per_second, 0U);
+  EXPECT_EQ(device_.profile->write_bytes_per_second, 0U);
+}
+
 TEST_F(ProfileTest, the_newer_profile_replaces_the_older) {
   save_profile(device_, {EngineKind::libaio, 256 * KiB, 16, 2});
   save_profile(device_, {EngineKind::io_uring, 512 * KiB, 8, 1});
@@ -126,6 +142,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "block_bytes 99999999999999999999\nqueue_depth 1\nworkers 1\n",
                     "engine magic\nblock_bytes 4096\nqueue_depth 1\nworkers 1\n",
                     "block_bytes 4096\nqueue_depth 1\nworkers 1\nsurprise 1\n", "block_bytes\n",
+                    "block_bytes 4096\nqueue_depth 1\nworkers 1\nread_bytes_per_second 0\n",
+                    "block_bytes 4096\nqueue_depth 1\nworkers 1\nwrite_bytes_per_second -1\n",
                     "\x01\x02\x03"));
 
 }  // namespace

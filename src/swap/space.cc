@@ -52,8 +52,9 @@ std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease
 
 Space::Space(const SwapOptions& options, const Seams& seams)
     : generation_(os::fork_generation()),
-      store_(
-          Store::make(system_of(seams), options.directories, options.run, options.rank).or_throw()),
+      store_(Store::make(system_of(seams), options.directories, options.run, options.rank,
+                         seams.device_uses)
+                 .or_throw()),
       arena_(Arena::make(options.buffer_bytes, options.memory)),
       handle_(handle::make_handle(handle_options(options), seams.handle)) {}
 
@@ -435,6 +436,7 @@ SwapStats Space::stats() const {
   now.file_bytes = store_->file_bytes();
   now.buffer_bytes = arena_->size();
   now.buffer_bytes_used = arena_->used_bytes();
+  now.drives = store_->drives();
   return now;
 }
 

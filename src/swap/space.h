@@ -26,6 +26,7 @@ namespace tensorferry::swap {
 // What tests replace.
 struct Seams {
   handle::Seams handle;
+  DeviceUses device_uses = {};
 };
 
 // The implementation of SwapSpace. Thread-safe. Only the process that made it destroys it

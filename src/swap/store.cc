@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/alignment.h"
@@ -10,11 +12,11 @@ namespace tensorferry::swap {
 
 namespace {
 
-// A smaller part of a tensor is not worth another drive.
-constexpr std::uint64_t stripe_bytes_min = MiB;
-
 // Files grow in large steps, so that they consist of few extents of the file system.
 constexpr std::uint64_t growth_bytes_max = 256 * MiB;
+
+// After how many bytes of tensors the store looks again how fast the drives are.
+constexpr std::uint64_t learning_bytes = 16 * MiB;
 
 // How often a signal may interrupt the growth of a file.
 constexpr int interrupts_max = 100;
@@ -41,8 +43,10 @@ std::vector<Allocation::FileRange> Allocation::ranges(std::uint64_t offset,
 
 Result<std::shared_ptr<Store>> Store::make(os::System& system,
                                            const std::vector<std::string>& directories,
-                                           const std::string& run, unsigned rank) {
-  std::shared_ptr<Store> store(new Store(system), os::DeleteOwn{});
+                                           const std::string& run, unsigned rank,
+                                           DeviceUses device_uses) {
+  std::shared_ptr<Store> store(new Store(system, directories.size(), std::move(device_uses)),
+                               os::DeleteOwn{});
   if (directories.empty()) {
     return Error({.operation = "open swap space",
                   .code = EINVAL,
@@ -53,6 +57,7 @@ Result<std::shared_ptr<Store>> Store::make(os::System& system,
       return added.error();
     }
   }
+  store->shares_.set_speeds(store->speeds_.assumed());
   return store;
 }
 
@@ -64,6 +69,7 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
   auto file = files::OpenFile::borrow(system_, made.value());
   system_.close(made.value());
   if (!file.ok()) return file.error();
+  speeds_.add(file.value()->device());
   paths_.push_back(directory.value()->path());
   const auto& notes = directory.value()->notes();
   notes_.insert(notes_.end(), notes.begin(), notes.end());
@@ -109,7 +115,13 @@ std::uint64_t Store::take_whole(std::size_t index, std::uint64_t bytes,
 
 std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<DriveExtent>& taken) {
   std::uint64_t found = 0;
+  const bool enough = free_bytes() >= bytes;  // on all drives together
   for (std::size_t drive = 0; drive < drives_.size(); ++drive) {
+    // Takes the last space of the drive: a half, a quarter and so on of what is needed.
+    for (std::uint64_t more = bytes - found; enough && more >= stripe_bytes_min;
+         more = align_down(more / 2, page_bytes())) {
+      if (grow(drives_[drive], more) == 0) break;
+    }
     while (found < bytes) {
       const auto extent = drives_[drive].free.take_some(bytes - found);
       if (!extent) break;
@@ -120,23 +132,30 @@ std::uint64_t Store::take_fragments(std::uint64_t bytes, std::vector<DriveExtent
   return found;
 }
 
+std::vector<std::size_t> Store::drives_in_turn() {
+  std::vector<std::size_t> turn(drives_.size());
+  std::iota(turn.begin(), turn.end(), std::size_t{0});
+  std::ranges::rotate(turn, turn.begin() + static_cast<std::ptrdiff_t>(next_));
+  next_ = (next_ + 1) % drives_.size();
+  return turn;
+}
+
 Result<std::shared_ptr<Allocation>> Store::take(std::uint64_t bytes) {
+  learn_after(bytes);
   std::vector<DriveExtent> taken;
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_max) return beyond_any_file(bytes);
   const std::uint64_t needed = align_up(bytes, page_bytes());
-  const std::size_t count = drives_.size();
-  const std::uint64_t stripe = align_up(
-      std::max((needed + count - 1) / count, std::min(needed, stripe_bytes_min)), page_bytes());
   std::uint64_t found = 0;
-  for (std::size_t i = 0; i < count && found < needed; ++i) {
-    found += take_whole((next_ + i) % count, std::min(stripe, needed - found), taken);
-  }
-  for (std::size_t i = 0; i < count && found < needed; ++i) {  // a drive is full
-    found += take_whole((next_ + i) % count, needed - found, taken);
+  // What the full drives leave goes to the others.
+  for (auto drives = drives_in_turn(); found < needed && !drives.empty();) {
+    for (const auto& [drive, share] : shares_.cut(needed - found, drives)) {
+      const std::uint64_t got = take_whole(drive, share, taken);
+      if (got == 0) std::erase(drives, drive);
+      found += got;
+    }
   }
   if (found < needed) found += take_fragments(needed - found, taken);
-  next_ = (next_ + 1) % count;
   if (found < needed) {
     for (const auto& [drive, extent] : taken) drives_[drive].free.give_back(extent);
     return no_space(needed);
@@ -144,18 +163,41 @@ Result<std::shared_ptr<Allocation>> Store::take(std::uint64_t bytes) {
   return std::make_shared<Allocation>(shared_from_this(), std::move(taken));
 }
 
+void Store::learn_after(std::uint64_t bytes) {
+  if (drives_.size() < 2) return;
+  {
+    const std::lock_guard lock(mutex_);
+    unlearned_bytes_ += std::min(bytes, learning_bytes);
+    if (unlearned_bytes_ < learning_bytes) return;
+    unlearned_bytes_ = 0;
+  }
+  learn();
+}
+
+void Store::learn() {
+  if (!device_uses_) return;
+  const std::vector<handle::DeviceUse> uses = device_uses_();  // the handle has locks of its own
+  const std::lock_guard lock(mutex_);
+  speeds_.learn(uses);
+  shares_.set_speeds(speeds_.assumed());
+}
+
+std::uint64_t Store::free_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Drive& drive : drives_) {
+    bytes += drive.free.free_bytes() + drive.file.opened()->free_bytes();
+  }
+  return bytes;
+}
+
 Error Store::no_space(std::uint64_t needed_bytes) const {
   const bool full = growth_error_ == ENOSPC || growth_error_ == EDQUOT || growth_error_ == EFBIG;
-  std::uint64_t free_bytes = 0;
-  for (const Drive& drive : drives_) {
-    free_bytes += drive.free.free_bytes() + drive.file.opened()->free_bytes();
-  }
   return Error({.operation = "swap out",
                 .path = drives_.front().file.path(),
                 .length = needed_bytes,
                 .code = full ? ENOSPC : growth_error_,
                 .hint = "needed " + std::to_string(needed_bytes) + " bytes, free " +
-                        std::to_string(free_bytes) +
+                        std::to_string(free_bytes()) +
                         (full ? "; tensors that are swapped out can still be read; free space or "
                                 "add a directory on another drive"
                               : "; the file could not grow; check the drive")});
@@ -166,13 +208,33 @@ Error Store::beyond_any_file(std::uint64_t bytes) {
   return no_space(bytes);
 }
 
+std::uint64_t Store::reserved_share(std::size_t drive, std::uint64_t bytes) const {
+  const double share = std::ceil(static_cast<double>(bytes) * shares_.part(drive));
+  return align_up(static_cast<std::uint64_t>(share), page_bytes());
+}
+
+int Store::reserve_on(Drive& drive, std::uint64_t bytes) {
+  return drive.free.free_tail_bytes() >= bytes ? 0 : grow(drive, bytes);
+}
+
 Status Store::reserve(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_max) return beyond_any_file(bytes);
-  const std::uint64_t share = align_up((bytes + drives_.size() - 1) / drives_.size(), page_bytes());
-  for (Drive& drive : drives_) {
-    if (drive.free.free_tail_bytes() < share && grow(drive, share) < 0) return no_space(bytes);
+  std::uint64_t lacking = 0;       // on full drives
+  std::vector<std::size_t> roomy;  // the others, of which one takes it
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    const std::uint64_t share = reserved_share(i, bytes);
+    if (reserve_on(drives_[i], share) == 0) {
+      roomy.push_back(i);
+    } else {
+      lacking += share;
+    }
   }
+  const bool all_reserved =
+      lacking == 0 || std::ranges::any_of(roomy, [&](std::size_t i) {
+        return reserve_on(drives_[i], reserved_share(i, bytes) + lacking) == 0;
+      });
+  if (!all_reserved) return no_space(bytes);
   return Nothing{};
 }
 
@@ -191,6 +253,21 @@ std::uint64_t Store::file_bytes() const {
   std::uint64_t bytes = 0;
   for (const Drive& drive : drives_) bytes += drive.free.total_bytes();
   return bytes;
+}
+
+std::vector<SwapDrive> Store::drives() {
+  learn();
+  const std::lock_guard lock(mutex_);
+  const std::vector<double> known = speeds_.known();
+  std::vector<SwapDrive> drives;
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    const FreeExtents& free = drives_[i].free;
+    drives.push_back({.directory = paths_[i],
+                      .stored_bytes = free.total_bytes() - free.free_bytes(),
+                      .bytes_per_second = static_cast<std::uint64_t>(known[i]),
+                      .share = shares_.part(i)});
+  }
+  return drives;
 }
 
 }  // namespace tensorferry::swap

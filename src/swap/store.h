@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,10 +10,14 @@
 
 #include "base/result.h"
 #include "files/open_file.h"
+#include "handle/device_use.h"
 #include "os/system.h"
 #include "swap/extents.h"
 #include "swap/run_directory.h"
+#include "swap/shares.h"
+#include "swap/speeds.h"
 #include "tensorferry/file.h"
+#include "tensorferry/swap_space.h"
 
 namespace tensorferry::swap {
 
@@ -49,15 +54,19 @@ class Allocation {
   const std::vector<DriveExtent> extents_;
 };
 
+// What the devices have done so far. Empty: nothing is measured.
+using DeviceUses = std::function<std::vector<handle::DeviceUse>()>;
+
 // Thread-safe. In a child of fork() it never changes: allocations that end there give nothing back.
 class Store : public std::enable_shared_from_this<Store> {
  public:
+  // take() and drives() call `device_uses`, without a lock of the store.
   [[nodiscard]] static Result<std::shared_ptr<Store>> make(
       os::System& system, const std::vector<std::string>& directories, const std::string& run,
-      unsigned rank);
+      unsigned rank, DeviceUses device_uses);
 
-  // Allocates space for a tensor, spread over all drives. Fails with ENOSPC, which names the bytes
-  // needed and free.
+  // Allocates space for a tensor, spread over the drives by their speed (shares.h). What a full
+  // drive cannot take goes to the others. Fails with ENOSPC, which names the bytes needed and free.
   [[nodiscard]] Result<std::shared_ptr<Allocation>> take(std::uint64_t bytes);
   // Makes the files longer ahead of need. Fails with ENOSPC.
   [[nodiscard]] Status reserve(std::uint64_t bytes);
@@ -66,6 +75,7 @@ class Store : public std::enable_shared_from_this<Store> {
   void remove_directories();
 
   [[nodiscard]] std::uint64_t file_bytes() const;
+  [[nodiscard]] std::vector<SwapDrive> drives();
   [[nodiscard]] const File& file(std::size_t drive) const { return drives_[drive].file; }
   [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
@@ -79,21 +89,38 @@ class Store : public std::enable_shared_from_this<Store> {
     FreeExtents free;
   };
 
-  explicit Store(os::System& system) : system_(system), generation_(os::fork_generation()) {}
+  Store(os::System& system, std::size_t drives, DeviceUses device_uses)
+      : system_(system),
+        generation_(os::fork_generation()),
+        device_uses_(std::move(device_uses)),
+        shares_(drives) {}
   [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
   void give_back(const std::vector<DriveExtent>& taken);
   // Both add to `taken` and return how many bytes they found space for.
   [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
                                          std::vector<DriveExtent>& taken);
   [[nodiscard]] std::uint64_t take_fragments(std::uint64_t bytes, std::vector<DriveExtent>& taken);
+  // All drives, another one first each time.
+  [[nodiscard]] std::vector<std::size_t> drives_in_turn();
+  // Learns how fast the drives are. Call both without the lock.
+  void learn();
+  void learn_after(std::uint64_t bytes);  // only once in a while; `bytes` are of a new tensor
   // 0 or -errno.
   [[nodiscard]] int grow(Drive& drive, std::uint64_t bytes);
+  [[nodiscard]] int reserve_on(Drive& drive, std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t reserved_share(std::size_t drive, std::uint64_t bytes) const;
+  // In the files and on the drives under them.
+  [[nodiscard]] std::uint64_t free_bytes() const;
   [[nodiscard]] Error no_space(std::uint64_t needed_bytes) const;
   [[nodiscard]] Error beyond_any_file(std::uint64_t bytes);
 
   os::System& system_;
   const std::uint64_t generation_;  // of forks
+  const DeviceUses device_uses_;
   mutable std::mutex mutex_;
+  Speeds speeds_;
+  Shares shares_;
+  std::uint64_t unlearned_bytes_ = 0;  // of tensors since the last look at the speeds
   std::vector<Drive> drives_;
   std::size_t next_ = 0;  // the first drive of the next allocation
   int growth_error_ = 0;  // errno of the last file that did not grow

@@ -62,6 +62,9 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     (profile,) = (ferry.place / "profiles").iterdir()
     assert str(profile) == results["profile"] and str(profile) in said
     kept = dict(line.split() for line in profile.read_text().splitlines() if line[0] != "#")
+    # The figure of `balanced` lies between those of reads and writes, up to the choice of medians.
+    speeds = [int(kept.pop(f"{way}_bytes_per_second")) / 1e9 for way in ("read", "write")]
+    assert min(speeds) / 2 < best["gb_per_second"] < max(speeds) * 2
     assert kept == {
         name: str(best[name]) for name in ("engine", "block_bytes", "queue_depth", "workers")
     }

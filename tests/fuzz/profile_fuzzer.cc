@@ -33,6 +33,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                 "block_bytes has limits");
   fuzz::promise(profile.queue_depth > 0 && profile.queue_depth <= 4096, "queue_depth has limits");
   fuzz::promise(profile.workers > 0 && profile.workers <= 256, "workers has limits");
+  constexpr std::uint64_t bytes_per_second_max = 1'000'000'000'000'000;
+  fuzz::promise(profile.read_bytes_per_second <= bytes_per_second_max &&
+                    profile.write_bytes_per_second <= bytes_per_second_max,
+                "speeds have limits");
 
   save_profile(device, profile);
   Device again = device;
@@ -41,7 +45,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::promise(again.profile && again.profile->engine == profile.engine &&
                     again.profile->block_bytes == profile.block_bytes &&
                     again.profile->queue_depth == profile.queue_depth &&
-                    again.profile->workers == profile.workers,
+                    again.profile->workers == profile.workers &&
+                    again.profile->read_bytes_per_second == profile.read_bytes_per_second &&
+                    again.profile->write_bytes_per_second == profile.write_bytes_per_second,
                 "a saved profile is read again");
   return 0;
 }

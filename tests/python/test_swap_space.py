@@ -1,6 +1,7 @@
 """SwapSpace, SwapBuffer and SwapView, as a Python user sees them."""
 
 import gc
+import mmap
 import os
 import random
 import stat
@@ -435,6 +436,13 @@ def test_tensors_are_spread_over_all_directories(tmp_path):
             assert own.startswith(str(directory))
             used = os.stat(f"{own}/tensors").st_blocks * 512
             assert used >= 4 * MiB
+        drives = space.stats()["drives"]
+        assert [drive["directory"] for drive in drives] == space.directories
+        pages = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+        assert sum(drive["stored_bytes"] for drive in drives) == pages
+        for drive in drives:  # one device under all three
+            assert abs(drive["share"] - 1 / 3) < 1e-6 and drive["stored_bytes"] >= 4 * MiB
+            assert drive["bytes_per_second"] >= 0
         assert got(space, "key") == data
         assert got(space, "key", 4 * MiB - 3, 5 * MiB) == data[4 * MiB - 3 : 9 * MiB - 3]
         assert bytes(space.view([("key", 0, len(data))])) == data

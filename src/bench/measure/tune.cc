@@ -52,6 +52,13 @@ class Budget {
   const double seconds_;
 };
 
+// One measurement of a point. What it did not measure is 0.
+struct Figures {
+  double figure = 0;  // bytes per second, or seconds for `latency`
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
+};
+
 // Measures one point once. Knows nothing of rounds.
 class Probe {
  public:
@@ -65,29 +72,35 @@ class Probe {
     memory_ = std::make_unique<FilledMemory>(MemoryKind::pinned, bytes, data_seed);
   }
 
-  // Bytes per second, or seconds for `latency`.
-  [[nodiscard]] double measure(const Point& point, std::uint64_t bytes) {
+  [[nodiscard]] Figures measure(const Point& point, std::uint64_t bytes) {
     Handle handle(to_options(point));
-    const double figure =
-        objective_ == Objective::latency ? latency(handle, bytes) : speed(handle, bytes);
+    const Figures figures = objective_ == Objective::latency
+                                ? Figures{.figure = latency(handle, bytes)}
+                                : speed(handle, bytes);
     // libaio sleeps for tens of milliseconds when it closes; many can do so at the same time.
     if (closing_.size() >= closing_max) closing_.clear();
     closing_.emplace_back([closed = std::move(handle)] {});
-    return figure;
+    return figures;
   }
 
  private:
-  [[nodiscard]] double speed(Handle& handle, std::uint64_t bytes) {
+  [[nodiscard]] Figures speed(Handle& handle, std::uint64_t bytes) {
+    Figures figures;
     double seconds = 0;
     double moved = 0;
     for (const Direction direction : {Direction::read, Direction::write}) {
       if (objective_ == Objective::read && direction == Direction::write) continue;
       if (objective_ == Objective::write && direction == Direction::read) continue;
       timed(handle, direction, std::min(bytes, warm_up_bytes), 0);
-      seconds += timed(handle, direction, bytes, next_offset(bytes));
+      const double taken = timed(handle, direction, bytes, next_offset(bytes));
+      (direction == Direction::read ? figures.read_bytes_per_second
+                                    : figures.write_bytes_per_second) =
+          static_cast<double>(bytes) / taken;
+      seconds += taken;
       moved += static_cast<double>(bytes);
     }
-    return moved / seconds;
+    figures.figure = moved / seconds;
+    return figures;
   }
 
   // Another part of the file each time, as far as it has one.
@@ -120,18 +133,18 @@ class Probe {
   std::vector<std::jthread> closing_;
 };
 
-constexpr double not_measured = 0;
+bool was_measured(const Figures& figures) { return figures.figure > 0; }
 
-// Measures each candidate once: the first one first, the others in random order. The rest stays
-// not_measured after `seconds_max`.
-std::vector<double> run_pass(Probe& probe, const std::vector<Candidate>& candidates,
-                             std::uint64_t bytes, double seconds_max, std::mt19937_64& random,
-                             const std::function<void()>& watch) {
+// Measures each candidate once: the first one first, the others in random order. After
+// `seconds_max` the rest stays as it is, not measured.
+std::vector<Figures> run_pass(Probe& probe, const std::vector<Candidate>& candidates,
+                              std::uint64_t bytes, double seconds_max, std::mt19937_64& random,
+                              const std::function<void()>& watch) {
   const Budget budget(seconds_max);
   std::vector<std::size_t> order(candidates.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::shuffle(order.begin() + 1, order.end(), random);
-  std::vector<double> figures(candidates.size(), not_measured);
+  std::vector<Figures> figures(candidates.size());
   for (const std::size_t i : order) {
     if (budget.left() <= 0) break;
     figures[i] = probe.measure(candidates[i].point, bytes);
@@ -141,22 +154,27 @@ std::vector<double> run_pass(Probe& probe, const std::vector<Candidate>& candida
 }
 
 // Drops the candidates that the first pass did not reach: a random part, whose neighbours remain.
-void leave_out(std::vector<Candidate>& candidates, std::vector<double>& figures) {
-  std::vector<Candidate> measured;
+void leave_out(std::vector<Candidate>& candidates, std::vector<Figures>& figures) {
+  std::vector<Candidate> reached;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (figures[i] != not_measured) measured.push_back(std::move(candidates[i]));
+    if (was_measured(figures[i])) reached.push_back(std::move(candidates[i]));
   }
-  candidates = std::move(measured);
-  std::erase(figures, not_measured);
+  candidates = std::move(reached);
+  std::erase_if(figures, [](const Figures& one) { return !was_measured(one); });
 }
 
-void add_pass(std::vector<Candidate>& candidates, const std::vector<double>& figures,
+void add_pass(std::vector<Candidate>& candidates, const std::vector<Figures>& figures,
               Objective objective) {
-  const double middle = median_of(figures);
+  std::vector<double> all;
+  for (const Figures& one : figures) all.push_back(one.figure);
+  const double middle = median_of(all);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    candidates[i].figures.push_back(figures[i]);
-    candidates[i].scores.push_back(objective == Objective::latency ? middle / figures[i]
-                                                                   : figures[i] / middle);
+    const auto& [figure, read, write] = figures[i];
+    candidates[i].figures.push_back(figure);
+    candidates[i].scores.push_back(objective == Objective::latency ? middle / figure
+                                                                   : figure / middle);
+    if (read > 0) candidates[i].read_speeds.push_back(read);
+    if (write > 0) candidates[i].write_speeds.push_back(write);
   }
 }
 
@@ -289,7 +307,7 @@ Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t by
   Round round;
   round.transfer_bytes = bytes;
   for (const Point& point : points) {
-    round.candidates.push_back({.point = point, .scores = {}, .figures = {}, .kept = true});
+    round.candidates.emplace_back().point = point;
   }
   for (std::size_t passes = 0; passes < passes_max; ++passes) {
     const double spent = seconds_between(begin, Clock::now());
@@ -298,7 +316,7 @@ Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t by
     if (passes > 0 && too_long) break;
     const double limit = std::min(first_pass_shares * seconds, budget.left());
     auto figures = run_pass(probe, round.candidates, bytes, limit, random, watch);
-    const bool whole = std::ranges::find(figures, not_measured) == figures.end();
+    const bool whole = std::ranges::all_of(figures, was_measured);
     if (passes == 0) leave_out(round.candidates, figures);
     if (round.candidates.empty() || (passes > 0 && !whole)) break;
     add_pass(round.candidates, figures, objective);
@@ -413,6 +431,18 @@ Json aio_block(const Point& point) {
           {"intra_op_parallelism", point.workers},
           {"single_submit", point.submit == Submit::single},
           {"overlap_events", point.overlap == Overlap::on}};
+}
+
+Profile profile_of(const Candidate& candidate) {
+  const auto median = [](const std::vector<double>& speeds) {
+    return speeds.empty() ? 0 : static_cast<std::uint64_t>(median_of(speeds));
+  };
+  return {.engine = candidate.point.engine,
+          .block_bytes = candidate.point.block_bytes,
+          .queue_depth = candidate.point.queue_depth,
+          .workers = candidate.point.workers,
+          .read_bytes_per_second = median(candidate.read_speeds),
+          .write_bytes_per_second = median(candidate.write_speeds)};
 }
 
 namespace {

@@ -15,6 +15,7 @@
 #include "bench/measure/point.h"
 #include "bench/run/json.h"
 #include "bench/run/volume.h"
+#include "tensorferry/device.h"
 
 namespace tensorferry::bench {
 
@@ -25,6 +26,9 @@ struct Candidate {
   Point point;
   std::vector<double> scores;   // one per pass; 1 is the median of the pass, more is better
   std::vector<double> figures;  // the same as bytes per second, or seconds for `latency`
+  // Bytes per second in each direction that the objective needs, one per pass.
+  std::vector<double> read_speeds;
+  std::vector<double> write_speeds;
   bool kept = true;
 
   [[nodiscard]] double score() const;   // the mean
@@ -86,6 +90,9 @@ inline constexpr std::uint64_t tune_bytes = 256 * MiB;
 
 // The settings as DeepSpeed reads them in its configuration: {"block_size": ...}.
 [[nodiscard]] Json aio_block(const Point& point);
+
+// The settings and the speeds of a candidate as a device keeps them.
+[[nodiscard]] Profile profile_of(const Candidate& candidate);
 
 // Throws Error if write_config would.
 void check_config(const std::string& path);

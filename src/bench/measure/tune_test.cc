@@ -65,6 +65,17 @@ TEST(tune, the_block_for_deepspeed_has_real_booleans) {
                           R"("single_submit":false,"overlap_events":true})");
 }
 
+TEST(tune, a_profile_has_the_settings_and_the_median_speed_of_each_direction_measured) {
+  Candidate best = candidate(16, {1.0});
+  best.point.workers = 2;
+  best.read_speeds = {3e9, 5e9, 4e9};
+  const Profile profile = profile_of(best);
+  EXPECT_EQ(profile.queue_depth, 16U);
+  EXPECT_EQ(profile.workers, 2U);
+  EXPECT_EQ(profile.read_bytes_per_second, 4'000'000'000U);
+  EXPECT_EQ(profile.write_bytes_per_second, 0U) << "not measured";
+}
+
 class Config : public testing::Test {
  protected:
   Config() {
