@@ -216,7 +216,9 @@ def fio_threads(file: Path, file_bytes: int, size: int, count: int, threads: int
     command += [f"--numjobs={threads}", f"--number_ios={count}", "--norandommap=1"]
     command += ["--randrepeat=0", "--ioengine=psync", "--direct=1", "--rw=randread"]
     command += [f"--bs={size}", f"--size={file_bytes}", f"--io_size={size * count}"]
-    jobs = run([*command, "--invalidate=0"])["jobs"]
+    # A buffer of 1 MiB is on a huge page only if it begins one, and then twice as fast.
+    command += ["--iomem_align=2m", "--invalidate=0"]
+    jobs = run(command)["jobs"]
     moved = sum(job["read"]["io_bytes"] for job in jobs)
     if moved != size * count * threads:
         raise JobFailed(f"fio moved {moved} bytes, not {size * count * threads}")
