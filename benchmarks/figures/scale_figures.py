@@ -53,8 +53,8 @@ def thread_rows(folder: Path, programs: Path, pairs: int) -> None:
     for size in THREAD_CALLS:
         for threads in THREADS:
             name = f"{threads} threads, {size_text(size)}, one handle / pread in threads"
-            sides = (partial(side, size, threads) for side in (ours, other))
-            row(name, *sides, pairs, Target(0.9, at_least=True))
+            mine, theirs = partial(ours, size, threads), partial(other, size, threads)
+            row(name, mine, theirs, pairs, Target(0.9, at_least=True))
     file.unlink()
 
 

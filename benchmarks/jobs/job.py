@@ -52,7 +52,7 @@ class Sample:
     repetition_seconds: float = 0.0
     memory_bytes: float = 0.0
     descriptors: float = 0.0
-    context_switches: float = 0.0  # of one operation
+    switches: float = 0.0  # of threads, for one operation
     request_bytes: int = 0
     queue_depth: int = 0
     engine: str = ""
@@ -308,7 +308,7 @@ class Ferry:
             call_us_mean=calls["mean"],
             open_close_us=report.get("open_close_us", 0.0),
             repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
-            context_switches=report["context_switches_per_operation"],
+            switches=report["context_switches_per_operation"],
             request_bytes=report["request_bytes"],
             queue_depth=report["queue_depth"],
             engine=report["engine"],

@@ -89,7 +89,7 @@ def descriptors(ours: Sample, other: Sample) -> tuple[float, float]:
 
 
 def switches(ours: Sample, other: Sample) -> tuple[float, float]:
-    return ours.context_switches, other.context_switches
+    return ours.switches, other.switches
 
 
 def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:

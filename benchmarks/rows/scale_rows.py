@@ -69,7 +69,7 @@ def single_rows(bench: Bench) -> list[Row]:
             "switches",
             Target(1.5, at_least=False),
             queued,
-            partial(Sample, context_switches=1.0),
+            partial(Sample, switches=1.0),
             switches,
         ),
     ]
