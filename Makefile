@@ -202,8 +202,9 @@ gpu-wheels: ## What test-gpu and gpu-figures need, into build/carry; PYTHON is t
 	@$(SETUP) venv test
 	@$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
 		--wheel-dir build/carry deepspeed
-	@$(call build,release,,-t raw_ring tensorferry)
-	@strip -o build/carry/raw_ring build/release/benchmarks/raw_ring
+	@$(call build,release,,-t ferry_job raw_ring raw_threads tensorferry)
+	@for program in ferry_job raw_ring raw_threads; do \
+		strip -o build/carry/$$program build/release/benchmarks/$$program; done
 	@strip -o build/carry/libtensorferry.so.0.1 build/release/libtensorferry.so
 	@ls build/carry
 

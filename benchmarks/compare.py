@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import machine
-from benchmarks.jobs.job import PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
+from benchmarks.jobs.job import NOT_HERE, PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
 from benchmarks.jobs.peers import PeerMissing, Peers
 from benchmarks.jobs.progress import Progress
 from benchmarks.report import page, results
@@ -34,6 +34,7 @@ from benchmarks.rows.offload_rows import offload_rows
 from benchmarks.rows.pairs import PAIRS
 from benchmarks.rows.peer_rows import import_rows, peer_rows
 from benchmarks.rows.row import NO_TIME, OURS, Row
+from benchmarks.rows.scale_rows import scale_rows
 from benchmarks.rows.torch_rows import torch_rows
 
 # Other processes that use more than this disturb a pair.
@@ -106,10 +107,11 @@ def arguments() -> argparse.Namespace:
 
 
 def take_pair(row: Row, ours_first: bool) -> float:
-    """Adds a pair and returns how many cores other processes used meanwhile."""
+    """Adds a pair and returns how many cores other processes used meanwhile, if that can be
+    told."""
     bystanders = machine.Bystanders()
     row.take(ours_first)
-    return bystanders.cores()
+    return 0.0 if row.kernel_works else bystanders.cores()
 
 
 def with_peers(rows: list[Row], peers: Peers) -> list[Row]:
@@ -177,6 +179,7 @@ def measure(
 def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Row]:
     """The rows to measure; with --quick without those that take minutes to set up."""
     rows = drive_rows(bench)
+    rows += scale_rows(bench)
     rows += peer_rows(bench, peers)
     rows += import_rows(peers)
     if options.quick:
@@ -260,6 +263,15 @@ def check_fio() -> None:
         )
 
 
+def went_wrong(failed: dict[str, str], of_peers: set[str]) -> bool:
+    """Whether a job failed that can run here: one of ours or of fio, but not of another peer."""
+    return any(
+        why.startswith(OURS)
+        or (name not in of_peers and why != NO_TIME and not why.startswith(NOT_HERE))
+        for name, why in failed.items()
+    )
+
+
 def main() -> int:
     options = arguments()
     before = earlier_run(options.against) if options.against else None
@@ -321,11 +333,7 @@ def main() -> int:
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
     if before and results.against(before, found, not options.rows and not interrupted):
         return 3
-    wrong = any(
-        why.startswith(OURS) or (name not in of_peers and why != NO_TIME)
-        for name, why in failed.items()
-    )
-    return 130 if interrupted else 1 if wrong else 0
+    return 130 if interrupted else 1 if went_wrong(failed, of_peers) else 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,12 @@ def instructions(command: Sequence[object], env: Mapping[str, str]) -> int:
             f"--callgrind-out-file={out}",
             *map(str, command),
         ]
-        done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=SECONDS_MAX)
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, env=env, timeout=SECONDS_MAX
+            )
+        except subprocess.TimeoutExpired:
+            sys.exit(f"{' '.join(words)}\nno end within {SECONDS_MAX} s")
         found = out.is_file() and re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.M)
     if done.returncode != 0 or not found:
         sys.exit(f"{' '.join(words)}\n{done.stdout}\n{done.stderr[-2000:]}")

@@ -8,7 +8,8 @@ Each row is a ratio of two sides, measured in turns on the same file:
 - a step of AdamW with states on the drive against the drive alone;
 - a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
   threads.
-Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time.
+Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time. The
+sections "threads" and "drives" are those of scale_figures.py and need no GPU.
 """
 
 from __future__ import annotations
@@ -23,38 +24,15 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 
 import tensorferry
 import torch
 
-from benchmarks.rows.pairs import Target, figure
+from benchmarks.figures import scale_figures
+from benchmarks.figures.paired import HEAD, row, timed
+from benchmarks.rows.pairs import Target
 
 GB, MiB, GiB = 1e9, 1 << 20, 1 << 30
-
-
-def timed(work) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
-def row(name: str, ours, other, pairs: int, target: Target | None, unit: str = "s") -> None:
-    """Prints how many times as fast we are, as the median of the paired ratios."""
-    times = []
-    for i in range(pairs + 1):
-        first, second = (ours, other) if i % 2 else (other, ours)
-        took = {first: first(), second: second()}
-        if i > 0:  # the first pair warms up
-            times.append((took[ours], took[other]))
-    told = figure([theirs / mine for mine, theirs in times], target)
-    scale = 1e6 if unit == "us" else 1
-    mine, theirs = (scale * median(column) for column in zip(*times))
-    print(
-        f"{name:64} {mine:9.4g} {theirs:9.4g} {unit}  {told.ratio:6.3f}  "
-        f"{told.low:.3f} to {told.high:.3f}  {target or ''}  {told.verdict}",
-        flush=True,
-    )
 
 
 class Gds:
@@ -289,28 +267,50 @@ def set_of_tensors(folder: Path, total: int) -> None:
     path.unlink()
 
 
+GPU_SECTIONS = ("large", "small", "step", "set", "cached")
+
+
+def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
+    pairs, ring = options.pairs, options.programs / "raw_ring"
+    if "large" in options.sections:
+        large_rows(folder, ring, pairs)
+    if "small" in options.sections:
+        small_rows(folder, pairs)
+    if "step" in options.sections:
+        step_row(folder, ring, max(pairs // 2, 3))
+    if "set" in options.sections:
+        set_of_tensors(folder, options.set_gb * GB)
+    if "cached" in options.sections:
+        with contextlib.suppress(FileNotFoundError):
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+                cached_rows(Path(name), pairs)
+
+
 def main() -> int:
+    sections = (*GPU_SECTIONS, *scale_figures.SECTIONS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, default=Path("build"), help="where the files go")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--raw-ring", type=Path, default=Path("build/carry/raw_ring"))
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=Path("build/carry"),
+        help="the folder of ferry_job, raw_ring and raw_threads",
+    )
     parser.add_argument("--set-gb", type=float, default=20, help="size of the set of tensors")
+    parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if set(options.sections) & set(GPU_SECTIONS) and not torch.cuda.is_available():
         print("torch finds no GPU here: run this on a machine with one", file=sys.stderr)
         return 1
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
-          f"tensorferry {tensorferry.__version__}")  # fmt: skip
-    print(f"{'what / against what':64} {'ours':>9} {'other':>9}     ratio  95 % interval  target")
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    print(f"{gpu}, torch {torch.__version__}, tensorferry {tensorferry.__version__}")
+    print(HEAD)
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        folder = Path(name)
-        large_rows(folder, options.raw_ring, options.pairs)
-        small_rows(folder, options.pairs)
-        step_row(folder, options.raw_ring, max(options.pairs // 2, 3))
-        set_of_tensors(folder, options.set_gb * GB)
-    with contextlib.suppress(FileNotFoundError):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-            cached_rows(Path(name), options.pairs)
+        gpu_rows(options, Path(name))
+        scale_figures.scale_rows(
+            Path(name), options.programs, options.pairs, tuple(options.sections)
+        )
     return 0
 
 

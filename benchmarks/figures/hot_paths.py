@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures.callgrind import instructions_each
@@ -66,10 +66,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for a scratch file")
     parser.add_argument("--program", type=Path, default=PROGRAM.parent / "hot_paths")
+    parser.add_argument(
+        "--only",
+        nargs=2,
+        metavar=("NAME", "ENGINE"),
+        help="count one of these calls on any engine, whatever its budget: submit io_uring",
+    )
     options = parser.parse_args()
     over = False
     print(f"{'instructions':42}{'counted':>9}{'budget':>8}")
     with tempfile.TemporaryDirectory(prefix="counts-", dir=options.directory) as folder:
+        if options.only:
+            name, engine = options.only
+            known = next(path for path in HOT_PATHS if path.name == name)
+            path = replace(known, what=f"{name}, {engine}", engine=engine)
+            counted = count(path, Path(folder) / "file", options.program)
+            print(f"{path.what:42}{counted:9.0f}")
+            return 0
         for path in HOT_PATHS:
             counted = count(path, Path(folder) / "file", options.program)
             found = verdict(counted, path.budget)

@@ -30,6 +30,16 @@ class JobFailed(Exception):
     """A job failed; the text says which and why."""
 
 
+NOT_HERE = "not possible here: "  # begins the reason
+
+
+class NotHere(JobFailed):
+    """This machine cannot run the job, which is no fault of the job."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{NOT_HERE}{why}")
+
+
 @dataclass(frozen=True)
 class Sample:
     """The measurements of one job; 0 if the job does not measure it."""
@@ -42,6 +52,7 @@ class Sample:
     repetition_seconds: float = 0.0
     memory_bytes: float = 0.0
     descriptors: float = 0.0
+    switches: float = 0.0  # of threads, for one operation
     request_bytes: int = 0
     queue_depth: int = 0
     engine: str = ""
@@ -199,6 +210,38 @@ def fio_queue(file: Path, file_bytes: int, count: int) -> Sample:
     return Sample(gb_per_second=count * 4096 / 1e9 / fio_seconds(job, "read"), engine="fio")
 
 
+def fio_threads(file: Path, file_bytes: int, size: int, count: int, threads: int) -> Sample:
+    """Synchronous direct reads at random offsets, `count` of each of the jobs, all at once."""
+    command = ["fio", "--output-format=json", "--name=threads", f"--filename={file}"]
+    command += [f"--numjobs={threads}", f"--number_ios={count}", "--norandommap=1"]
+    command += ["--randrepeat=0", "--ioengine=psync", "--direct=1", "--rw=randread"]
+    command += [f"--bs={size}", f"--size={file_bytes}", f"--io_size={size * count}"]
+    # A buffer of 1 MiB is on a huge page only if it begins one, and then twice as fast.
+    command += ["--iomem_align=2m", "--invalidate=0"]
+    jobs = run(command)["jobs"]
+    moved = sum(job["read"]["io_bytes"] for job in jobs)
+    if moved != size * count * threads:
+        raise JobFailed(f"fio moved {moved} bytes, not {size * count * threads}")
+    seconds = max(fio_seconds(job, "read") for job in jobs)
+    return Sample(gb_per_second=moved / 1e9 / seconds, engine="fio")
+
+
+def fio_drives(files: list[Path], sizes: list[int], point: FioPoint, repeat: int) -> Sample:
+    """Reads all files at once, with a job for each."""
+    options = [
+        option for option in fio_options(point, "read", 0) if not option.startswith("--size")
+    ]
+    command = ["fio", "--output-format=json", *options, f"--loops={repeat}"]
+    for number, (file, size) in enumerate(zip(files, sizes, strict=True)):
+        command += [f"--name=drive{number}", f"--filename={file}", f"--size={size}"]
+    jobs = run(command)["jobs"]
+    moved = sum(job["read"]["io_bytes"] for job in jobs)
+    if moved != sum(sizes) * repeat:
+        raise JobFailed(f"fio moved {moved} bytes, not {sum(sizes) * repeat}")
+    seconds = max(fio_seconds(job, "read") for job in jobs)
+    return Sample(gb_per_second=moved / 1e9 / seconds, engine="fio")
+
+
 def fio_new_files(
     files: list[Path], point: FioPoint, size: int, preallocate: bool = True
 ) -> Sample:
@@ -265,6 +308,7 @@ class Ferry:
             call_us_mean=calls["mean"],
             open_close_us=report.get("open_close_us", 0.0),
             repetition_seconds=sum(report["seconds"]) / len(report["seconds"]),
+            switches=report["context_switches_per_operation"],
             request_bytes=report["request_bytes"],
             queue_depth=report["queue_depth"],
             engine=report["engine"],
@@ -329,7 +373,15 @@ class Ferry:
         return sample
 
     def calls(
-        self, file: Path, mode: str, size: int, file_bytes: int, count: int, memory: str, seed: int
+        self,
+        file: Path,
+        mode: str,
+        size: int,
+        file_bytes: int,
+        count: int,
+        memory: str,
+        seed: int,
+        *options: str,
     ) -> Sample:
         return self.run(
             file,
@@ -345,4 +397,21 @@ class Ferry:
             memory,
             "--seed",
             str(seed),
+            *options,
         )
+
+    def drives(self, files: list[Path], sizes: list[int], repeat: int, *options: str) -> Sample:
+        """Reads all files at once with one handle."""
+        words = [word for file in files[1:] for word in ("--file", str(file))]
+        words += [word for size in sizes for word in ("--bytes", str(size))]
+        return self.run(files[0], "--mode", "drives", "--repeat", str(repeat), *words, *options)
+
+    def swap(
+        self, folders: list[Path], direction: str, size: int, count: int, repeat: int
+    ) -> Sample:
+        """Puts (write) or gets (read) `count` tensors in a SwapSpace over all folders, after one
+        untimed pass."""
+        words = [word for folder in folders[1:] for word in ("--file", str(folder))]
+        words += ["--direction", direction, "--bytes", str(size), "--count", str(count)]
+        words += ["--repeat", str(repeat), "--warm-up", "1"]
+        return self.run(folders[0], "--mode", "swap", *words)

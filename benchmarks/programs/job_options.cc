@@ -2,6 +2,7 @@
 
 #include <getopt.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <iterator>
 #include <stdexcept>
@@ -17,7 +18,11 @@ extern const char usage[] =
          sync      --count synchronous calls of --bytes at random offsets of an open File
          path      the same by path; also measures opening and closing
          many      one read_many or write_many of --count tensors of 4 to 64 KiB
-         queue     --count operations of --bytes at random offsets, 64 of them at a time
+         queue     --count operations of --bytes at random offsets, --in-flight (64) at a time
+         drives    --bytes of each --file, in operations of --piece-bytes (8M), all queued at once;
+                   give --bytes once for each file, or once for all
+         swap      a SwapSpace in the directories --file: put (write) or get (read) --count tensors
+  --threads N      as many threads share the handle (sync, path, queue); each makes --count
   --memory pinned|ordinary|fresh
                    pinned: page-locked. ordinary: as torch allocates it, touched, on a multiple of
                    64 (not 512) bytes. fresh: the same, but new and untouched for each repetition
@@ -25,6 +30,7 @@ extern const char usage[] =
   --bytes N  --file-bytes N  --count N  --repeat N  --warm-up N  --seed N   N may end in K, M or G
   --engine auto|io_uring|libaio|threads  --block-bytes N  --queue-depth N  --workers N
   --submit batch|single  --overlap on|off
+  --beside PATH    another thread reads this file all the time, with the same handle (drives)
   --beside-copies  another thread copies as many bytes in memory meanwhile (mode one)
   --wait-to-start  print "ready" before the timed repetitions and wait for a line (mode one)
 )";
@@ -56,7 +62,7 @@ Choice parse_choice(const std::string& text,
 
 void apply(Job& job, const std::string& name, const std::string& value) {
   const auto number = [&] { return static_cast<unsigned>(parse_size(value)); };
-  if (name == "file") job.path = value;
+  if (name == "file") job.paths.push_back(value);
   if (name == "direction") {
     job.direction =
         parse_choice<Direction>(value, {{"read", Direction::read}, {"write", Direction::write}});
@@ -66,7 +72,9 @@ void apply(Job& job, const std::string& name, const std::string& value) {
                                           {"sync", Mode::sync},
                                           {"path", Mode::path},
                                           {"many", Mode::many},
-                                          {"queue", Mode::queue}});
+                                          {"queue", Mode::queue},
+                                          {"drives", Mode::drives},
+                                          {"swap", Mode::swap}});
   }
   if (name == "memory") {
     job.memory = parse_choice<MemoryKind>(value, {{"pinned", MemoryKind::pinned},
@@ -74,7 +82,10 @@ void apply(Job& job, const std::string& name, const std::string& value) {
                                                   {"fresh", MemoryKind::fresh}});
   }
   if (name == "new-file") job.file_state = FileState::created;
-  if (name == "bytes") job.bytes = parse_size(value);
+  if (name == "bytes") job.sizes.push_back(parse_size(value));
+  if (name == "piece-bytes") job.piece_bytes = parse_size(value);
+  if (name == "in-flight") job.in_flight = number();
+  if (name == "beside") job.beside = value;
   if (name == "file-bytes") job.file_bytes = parse_size(value);
   if (name == "offset") job.offset = parse_size(value);
   if (name == "threads") job.threads = number();
@@ -100,13 +111,23 @@ void apply(Job& job, const std::string& name, const std::string& value) {
   }
 }
 
+bool makes_sense(const Job& job) {
+  const bool several_files = job.mode == Mode::drives || job.mode == Mode::swap;
+  const bool writes_new_file = job.file_state == FileState::created;
+  return !job.paths.empty() &&
+         (several_files || (job.paths.size() == 1 && job.sizes.size() <= 1)) &&
+         std::find(job.sizes.begin(), job.sizes.end(), 0) == job.sizes.end() && job.repeat != 0 &&
+         job.threads != 0 && job.count != 0 && job.in_flight != 0 && job.piece_bytes != 0 &&
+         (!writes_new_file || (job.mode == Mode::one && job.direction == Direction::write));
+}
+
 }  // namespace
 
 std::optional<Job> parse(int argument_count, char** arguments) {
   static const char* const with_value[] = {
-      "file",        "direction", "mode",    "memory",  "bytes",  "file-bytes",
-      "count",       "repeat",    "warm-up", "seed",    "engine", "block-bytes",
-      "queue-depth", "workers",   "submit",  "overlap", "offset", "threads"};
+      "file",   "direction", "mode",   "memory",  "bytes",       "file-bytes",  "count",
+      "repeat", "warm-up",   "seed",   "engine",  "block-bytes", "queue-depth", "workers",
+      "submit", "overlap",   "offset", "threads", "in-flight",   "piece-bytes", "beside"};
   std::vector<option> known;
   known.reserve(std::size(with_value) + 4);
   for (const char* name : with_value) known.push_back({name, required_argument, nullptr, 0});
@@ -122,11 +143,5 @@ std::optional<Job> parse(int argument_count, char** arguments) {
     if (found != 0) return std::nullopt;
     apply(job, known[static_cast<std::size_t>(index)].name, optarg != nullptr ? optarg : "");
   }
-  const bool writes_new_file = job.file_state == FileState::created;
-  if (job.path.empty() || optind != argument_count || job.bytes == 0 || job.repeat == 0 ||
-      job.threads == 0 || job.count == 0 ||
-      (writes_new_file && (job.mode != Mode::one || job.direction != Direction::write))) {
-    return std::nullopt;
-  }
-  return job;
+  return makes_sense(job) && optind == argument_count ? std::optional(job) : std::nullopt;
 }

@@ -64,6 +64,13 @@ SHORT = {
     "AdamW step from NVMe / DeepSpeed ZeRO-3": "AdamW.*ZeRO-3",
     "inference from NVMe / fio or torch alone": "inference.*the drive or torch alone",
     "a million operations: time, memory, descriptors": "1,000,000",
+    "4 KiB, 64 at a time / fio": "operations of 4 KiB, 64 at a time",
+    "a queued read of 4 KiB / a synchronous one": "queued read, page-locked, 4 KiB, one at a time",
+    "context switches of a queued read / one": "context switches of a queued read",
+    "2 to 8 threads, one handle / fio psync": r"\d+ threads, synchronous reads",
+    "two drives, one handle / fio, or alone": r"drives? of \d+",
+    "SwapSpace over two drives / the sum of each alone": "SwapSpace over drives",
+    "drives in memory, one handle / fio": r"\d+ drives in memory",
 }
 
 

@@ -28,6 +28,7 @@ class Row:
     value: Callable[[Sample, Sample], tuple[float, float]]
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
     peer: str = ""  # a name of peers.py that the row needs
+    kernel_works: bool = False  # kernel threads work for it, which look like other processes
     disturbed: int = 0  # pairs that count although other processes were busy
 
     def take(self, ours_first: bool) -> None:
@@ -85,6 +86,10 @@ def memory(ours: Sample, other: Sample) -> tuple[float, float]:
 
 def descriptors(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.descriptors, other.descriptors
+
+
+def switches(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.switches, other.switches
 
 
 def call_less_open(ours: Sample, other: Sample) -> tuple[float, float]:
