@@ -43,6 +43,7 @@ struct CrewOptions {
   unsigned slots_per_worker = 1;
   // How many bytes of CPU memory may be under way in the slots of a worker. One block always may.
   std::size_t slot_bytes_in_flight = 0;
+  int numa_node = -1;  // that workers and their slots keep to; -1: any
   // How long a finishing crew goes on while no byte moves.
   std::chrono::nanoseconds close_limit{};
 };

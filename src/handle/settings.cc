@@ -114,6 +114,7 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
       .slots_per_worker =
           static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
       .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes,
+      .numa_node = device.numa_node,
       .close_limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
           std::chrono::duration<double>(options.close_limit_seconds))};
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/alignment.h"
+#include "os/numa.h"
 #include "os/thread.h"
 #include "tensorferry/copy.h"
 
@@ -90,6 +91,8 @@ double Worker::cpu_seconds() {
 }
 
 std::shared_ptr<Crew> Worker::run() {
+  const std::string refused = os::prefer_node(crew_.system(), crew_.options().numa_node);
+  if (!refused.empty()) ledger_.note_fallback(refused);
   attach_error_ = -engine_->attach();
   while (!(crew_.closing() && idle())) {
     crew_.look_after_end();
@@ -241,11 +244,13 @@ bool Worker::populate(const Run& run, const Block& block) {
 bool Worker::take_slot(Flight& flight) {
   if (slot_region_ == nullptr) {
     const CrewOptions& options = crew_.options();
-    auto region =
-        memory::Region::create(options.slot_block_bytes * options.slots_per_worker, crew_.system());
+    auto region = memory::Region::create(options.slot_block_bytes * options.slots_per_worker,
+                                         crew_.system(), options.numa_node);
     if (!region.ok()) return false;
     slot_region_ = std::move(region.value());
-    if (!slot_region_->lock_reason().empty()) ledger_.note_fallback(slot_region_->lock_reason());
+    for (const auto* reason : {&slot_region_->lock_reason(), &slot_region_->numa_reason()}) {
+      if (!reason->empty()) ledger_.note_fallback(*reason);
+    }
     for (unsigned i = options.slots_per_worker; i > 0; --i) {
       free_slots_.push_back(static_cast<int>(i - 1));
     }
