@@ -51,6 +51,10 @@ struct Device {
 
   std::optional<Profile> profile;  // takes precedence over these hints
   std::string profile_problem;     // why an existing profile is not used; else empty
+
+  // The NUMA node that its disks are attached to. -1 if it is unknown, if the disks are on several
+  // nodes, and on a machine with one node.
+  int numa_node = -1;
 };
 
 // The device that holds the files at this path (a file, a directory or a block device). The process

@@ -124,6 +124,7 @@ class TENSORFERRY_EXPORT Handle {
 
   // For the library's own rooms.
   explicit Handle(std::unique_ptr<handle::Conductor> conductor);
+  [[nodiscard]] handle::Conductor& conductor() const noexcept { return *conductor_; }
 
  private:
   // One owner. The deleter does nothing in a child of fork().

@@ -19,6 +19,15 @@ class Region;
 // CUDA context; the library makes none. `no`: the caller may register the memory.
 enum class KnownToCuda : std::uint8_t { yes, no };
 
+// New fields come last.
+struct PinnedBufferOptions {
+  KnownToCuda cuda = KnownToCuda::yes;
+
+  // The NUMA node that the memory comes from if it has enough: for example
+  // device_of(path).numa_node, the node of a drive. -1: the system chooses.
+  int numa_node = -1;
+};
+
 // Owns its memory. Movable, not copyable. Every Handle recognises memory inside a PinnedBuffer and
 // registers it once with each of its rings. Operations in flight keep the memory alive, so freeing
 // early is safe: the pages are released when the last operation on them is done.
@@ -30,8 +39,9 @@ enum class KnownToCuda : std::uint8_t { yes, no };
 class TENSORFERRY_EXPORT PinnedBuffer {
  public:
   // Maps, zeroes and locks the memory. Over the memlock limit the memory works unlocked: see
-  // locked(). Throws Error (ENOMEM) if the system has too little memory.
-  explicit PinnedBuffer(std::size_t bytes, KnownToCuda cuda = KnownToCuda::yes);
+  // locked(). Throws Error: ENOMEM if the system has too little memory, EINVAL if it has no such
+  // NUMA node.
+  explicit PinnedBuffer(std::size_t bytes, const PinnedBufferOptions& options = {});
   ~PinnedBuffer();
   PinnedBuffer(PinnedBuffer&&) noexcept;
   PinnedBuffer& operator=(PinnedBuffer&&) noexcept;
@@ -46,6 +56,9 @@ class TENSORFERRY_EXPORT PinnedBuffer {
 
   // Why the memory is not in huge pages; empty if it is, except for an end smaller than one.
   [[nodiscard]] const std::string& huge_page_reason() const noexcept;
+
+  // Why the system refused to take the memory from the NUMA node of the options; else empty.
+  [[nodiscard]] const std::string& numa_reason() const noexcept;
 
   // Frees the memory now. A second call throws Error (EINVAL).
   void free();

@@ -1,5 +1,7 @@
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <limits>
 #include <map>
 
 #include "bindings.h"
@@ -21,7 +23,8 @@ std::map<const std::byte*, PyPinnedBuffer*>& live_buffers() {
 // Exports views of its memory, which keep it alive. The user has given up `retired` memory, but
 // views of it may exist: it counts as ordinary memory, and is freed with the last view.
 struct PyPinnedBuffer {
-  PyPinnedBuffer(std::size_t bytes, KnownToCuda cuda) : memory(make(bytes, cuda)) {
+  PyPinnedBuffer(std::size_t bytes, const PinnedBufferOptions& options)
+      : memory(make(bytes, options)) {
     live_buffers()[memory.data()] = this;
   }
   ~PyPinnedBuffer() {
@@ -44,9 +47,9 @@ struct PyPinnedBuffer {
     return memory.size() > 0 && !is_pinned(memory.bytes());
   }
 
-  static PinnedBuffer make(std::size_t bytes, KnownToCuda cuda) {
+  static PinnedBuffer make(std::size_t bytes, const PinnedBufferOptions& options) {
     const GilRelease released;  // zeroing and locking takes time
-    return PinnedBuffer(bytes, cuda);
+    return PinnedBuffer(bytes, options);
   }
 
   PinnedBuffer memory;
@@ -143,13 +146,25 @@ std::string describe(const PyPinnedBuffer& self) {
   return text + ">";
 }
 
+void make_buffer(PyPinnedBuffer* self, nb::handle bytes, bool known_to_cuda, nb::handle numa_node) {
+  PinnedBufferOptions options;
+  options.cuda = known_to_cuda ? KnownToCuda::yes : KnownToCuda::no;
+  if (!numa_node.is_none()) {
+    constexpr std::uint64_t most = std::numeric_limits<int>::max();
+    const std::uint64_t node = to_bytes(numa_node, "numa_node", "allocate page-locked memory");
+    options.numa_node = static_cast<int>(std::min(node, most));
+  }
+  new (self) PyPinnedBuffer(to_bytes(bytes, "bytes"), options);
+}
+
 void bind_buffers(nb::module_& module) {
   nb::class_<PyPinnedBuffer>(module, "PinnedBuffer", nb::type_slots(buffer_slots),
                              R"(Page-locked memory of the requested size, in whole pages.
 
 It has the buffer protocol: NumPy and torch can make views of it, and a view keeps it alive. In a
 process that uses CUDA it is registered with CUDA, so that copies to and from GPUs do not block;
-known_to_cuda=False leaves that to the caller.
+known_to_cuda=False leaves that to the caller. On a machine with several NUMA nodes, numa_node says
+which one the memory comes from, as long as that has any; None leaves it to the system.
 
 After a fork only the parent has the memory, so that no fork copies it. In the child, making a view
 raises BufferError and a transfer raises OSError; a child that touches a view or tensor from before
@@ -160,14 +175,10 @@ the fork ends with SIGSEGV. Allocate in the child what the child uses.
 >>> memoryview(buffer)[:4].tolist()
 [0, 0, 0, 0]
 )")
-      .def(
-          "__init__",
-          [](PyPinnedBuffer* self, nb::handle bytes, bool known_to_cuda) {
-            new (self) PyPinnedBuffer(to_bytes(bytes, "bytes"),
-                                      known_to_cuda ? KnownToCuda::yes : KnownToCuda::no);
-          },
-          nb::arg("bytes"), nb::kw_only(), nb::arg("known_to_cuda") = true,
-          nb::sig("def __init__(self, bytes: int, *, known_to_cuda: bool = True) -> None"))
+      .def("__init__", &make_buffer, nb::arg("bytes"), nb::kw_only(),
+           nb::arg("known_to_cuda") = true, nb::arg("numa_node") = nb::none(),
+           nb::sig("def __init__(self, bytes: int, *, known_to_cuda: bool = True, "
+                   "numa_node: int | None = None) -> None"))
       .def("free", &PyPinnedBuffer::free,
            "Frees the memory now. Raises BufferError while views of it exist. Operations in "
            "flight keep it until they end.")
@@ -192,6 +203,9 @@ the fork ends with SIGSEGV. Allocate in the child what the child uses.
           "locked.")
       .def_prop_ro("huge_page_reason",
                    [](const PyPinnedBuffer& self) { return self.memory.huge_page_reason(); })
+      .def_prop_ro(
+          "numa_reason", [](const PyPinnedBuffer& self) { return self.memory.numa_reason(); },
+          "Why the system refused to take the memory from numa_node; else empty.")
       .def("__repr__", &describe);
 }
 

@@ -85,7 +85,8 @@ class PinnedBuffer:
 
     It has the buffer protocol: NumPy and torch can make views of it, and a view keeps it alive. In a
     process that uses CUDA it is registered with CUDA, so that copies to and from GPUs do not block;
-    known_to_cuda=False leaves that to the caller.
+    known_to_cuda=False leaves that to the caller. On a machine with several NUMA nodes, numa_node says
+    which one the memory comes from, as long as that has any; None leaves it to the system.
 
     After a fork only the parent has the memory, so that no fork copies it. In the child, making a view
     raises BufferError and a transfer raises OSError; a child that touches a view or tensor from before
@@ -97,7 +98,7 @@ class PinnedBuffer:
     [0, 0, 0, 0]
     """
 
-    def __init__(self, bytes: int, *, known_to_cuda: bool = True) -> None: ...
+    def __init__(self, bytes: int, *, known_to_cuda: bool = True, numa_node: int | None = None) -> None: ...
 
     def free(self) -> None:
         """
@@ -124,6 +125,10 @@ class PinnedBuffer:
 
     @property
     def huge_page_reason(self) -> str: ...
+
+    @property
+    def numa_reason(self) -> str:
+        """Why the system refused to take the memory from numa_node; else empty."""
 
     def __repr__(self) -> str: ...
 

@@ -15,6 +15,7 @@
 
 #include "base/alignment.h"
 #include "os/fork_mutex.h"
+#include "os/numa.h"
 #include "os/system.h"
 #include "tensorferry/error.h"
 
@@ -152,7 +153,10 @@ class Inspection {
     if (!backing_file.empty()) {
       if (const auto holder = holder_of(backing_file)) visit(*holder, depth + 1);
     }
-    if (visited_.size() == visited_before) physical_.insert(first_line_of(disk + "/dev"));
+    if (visited_.size() == visited_before) {
+      physical_.insert(first_line_of(disk + "/dev"));
+      add_nodes(disk);
+    }
   }
 
   Device result() && {
@@ -167,6 +171,7 @@ class Inspection {
     const std::size_t held = queue_requests_ > 0 ? queue_requests_ : wanted;
     device_.queue_depth = static_cast<unsigned>(
         std::clamp<std::size_t>(std::min(wanted, held), queue_depth_min, queue_depth_max));
+    device_.numa_node = numa_node();
     return std::move(device_);
   }
 
@@ -223,13 +228,53 @@ class Inspection {
     return device_.name + "-" + first_line_of(disk + "/size");
   }
 
-  void visit_slaves(const std::string& folder, unsigned depth) {
+  template <class Use>
+  static void for_each_in(const std::string& folder, Use use) {
     std::error_code error;
     std::filesystem::directory_iterator entry(folder, error);
     for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-      const auto slave = parse_number(first_line_of(entry->path().string() + "/dev"));
-      if (slave) visit(*slave, depth + 1);
+      use(entry->path());
     }
+  }
+
+  void visit_slaves(const std::string& folder, unsigned depth) {
+    for_each_in(folder, [&](const std::filesystem::path& path) {
+      const auto slave = parse_number(first_line_of(path.string() + "/dev"));
+      if (slave) visit(*slave, depth + 1);
+    });
+  }
+
+  // A bus knows the NUMA node of what is attached to it. -1 if nothing from the device upwards
+  // knows it.
+  [[nodiscard]] int node_above(const std::string& device) const {
+    const std::string top = os::real_path(tree_.sys);
+    std::string folder = os::real_path(device);
+    for (; folder.size() > top.size(); folder.resize(folder.rfind('/'))) {
+      const auto node = parse(first_line_of(folder + "/numa_node"));
+      if (node && *node < os::numa_nodes_max) return static_cast<int>(*node);
+    }
+    return -1;
+  }
+
+  // A drive that several controllers share hangs below an NVMe subsystem, which is on no bus. Links
+  // lead from there to the controllers.
+  void add_nodes(const std::string& disk) {
+    bool found = false;
+    for_each_in(disk + "/device", [&](const std::filesystem::path& path) {
+      if (!path.filename().string().starts_with("nvme")) return;
+      const int node = node_above(path.string());
+      if (node >= 0) nodes_.insert(node);
+      found = found || node >= 0;
+    });
+    if (!found) nodes_.insert(node_above(disk + "/device"));
+  }
+
+  [[nodiscard]] int numa_node() const {
+    if (nodes_.size() != 1 || *nodes_.begin() < 0) return -1;
+    const int node = *nodes_.begin();
+    const auto known = os::read_numa_nodes(tree_.sys + "/devices/system/node");
+    const bool exists = std::ranges::find(known, node, &os::NumaNode::number) != known.end();
+    return exists && known.size() > 1 ? node : -1;
   }
 
   // sysfs does not know anonymous device numbers (btrfs, overlay, tmpfs, network file systems).
@@ -270,6 +315,7 @@ class Inspection {
   const SystemTree& tree_;
   std::vector<Number> visited_;
   std::set<std::string> physical_;  // numbers of the disks at the bottom
+  std::set<int> nodes_;             // of these disks; -1: unknown
   std::size_t queue_requests_ = 0;
   std::size_t huge_request_bytes_max_ = 0;  // request_bytes_max for memory of huge pages
   Device device_;

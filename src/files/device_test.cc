@@ -60,6 +60,26 @@ class FakeTree {
     write(root_ / "sys/devices/block" / loop / "loop/backing_file", path);
   }
 
+  // The machine has these NUMA nodes.
+  void nodes(const std::string& list) { write(root_ / "sys/devices/system/node/online", list); }
+
+  // A device that is no block device, as a bus or a controller. Names have slashes.
+  void device(const std::string& name, const std::string& numa_node) {
+    fs::create_directories(root_ / "sys/devices" / name);
+    write(root_ / "sys/devices" / name / "numa_node", numa_node);
+  }
+
+  // Such a device has the disk.
+  void attach(const std::string& disk, const std::string& device) {
+    fs::create_directory_symlink(root_ / "sys/devices" / device,
+                                 root_ / "sys/devices/block" / disk / "device");
+  }
+
+  void controller(const std::string& subsystem, const std::string& device) {
+    fs::create_directory_symlink(root_ / "sys/devices" / device,
+                                 root_ / "sys/devices" / subsystem / fs::path(device).filename());
+  }
+
   void mountinfo(const std::string& text) { write(root_ / "mountinfo", text + "\n"); }
 
   [[nodiscard]] Device inspect(unsigned major, unsigned minor) const {
@@ -394,6 +414,98 @@ TEST(Device, endless_stacks_end) {
   const std::size_t request_bytes_max = tree.inspect(252, 0).request_bytes_max;
   EXPECT_LT(request_bytes_max, 4096 * KiB);
   EXPECT_GT(request_bytes_max, 4000 * KiB);
+}
+
+TEST(Device, node_is_that_of_the_bus_above_the_disk) {
+  FakeTree tree;
+  tree.nodes("0-1");
+  tree.device("pci0000:80/0000:81:00.0", "1");
+  tree.device("pci0000:80/0000:81:00.0/nvme/nvme0", "");
+  tree.disk("nvme0n1", "259:0", {"512", ""});
+  tree.partition("nvme0n1", "nvme0n1p1", "259:1");
+  tree.attach("nvme0n1", "pci0000:80/0000:81:00.0/nvme/nvme0");
+  EXPECT_EQ(tree.inspect(259, 0).numa_node, 1);
+  EXPECT_EQ(tree.inspect(259, 1).numa_node, 1);
+}
+
+TEST(Device, nearest_device_that_knows_the_node_counts) {
+  FakeTree tree;
+  tree.nodes("0-3");
+  tree.device("pci0", "3");
+  tree.device("pci0/bridge", "2");
+  tree.device("pci0/bridge/virtio0", "-1");
+  tree.disk("vda", "254:0", {"512", ""});
+  tree.attach("vda", "pci0/bridge/virtio0");
+  EXPECT_EQ(tree.inspect(254, 0).numa_node, 2);
+}
+
+TEST(Device, node_is_unknown_without_one_that_exists) {
+  const auto node_of = [](const std::string& numa_node) {
+    FakeTree tree;
+    tree.nodes("0,2");
+    tree.device("pci0", numa_node);
+    tree.disk("vda", "254:0", {"512", ""});
+    tree.attach("vda", "pci0");
+    return tree.inspect(254, 0).numa_node;
+  };
+  EXPECT_EQ(node_of("2"), 2);
+  for (const char* text : {"", "-1", "1", "3", "x", "2x", "4294967294", "99999999999"}) {
+    EXPECT_EQ(node_of(text), -1) << text;
+  }
+  FakeTree alone;
+  alone.nodes("0-1");
+  alone.disk("loop0", "7:0", {"512", ""});
+  EXPECT_EQ(alone.inspect(7, 0).numa_node, -1);
+}
+
+TEST(Device, node_does_not_count_on_a_machine_with_one) {
+  for (const char* online : {"", "0"}) {
+    FakeTree tree;
+    tree.nodes(online);
+    tree.device("pci0", "0");
+    tree.disk("vda", "254:0", {"512", ""});
+    tree.attach("vda", "pci0");
+    EXPECT_EQ(tree.inspect(254, 0).numa_node, -1);
+  }
+}
+
+TEST(Device, node_of_several_disks_is_the_one_that_they_share) {
+  FakeTree tree;
+  tree.nodes("0-1");
+  tree.device("pci0", "0");
+  tree.device("pci1", "1");
+  for (const char* digit : {"0", "1", "2", "3"}) {
+    tree.disk(std::string("sd") + digit, std::string("8:") + digit, {"512", ""});
+    tree.disk(std::string("md") + digit, std::string("9:") + digit, {"512", ""});
+  }
+  tree.attach("sd0", "pci1");
+  tree.attach("sd1", "pci1");
+  tree.attach("sd2", "pci0");  // and nobody knows where sd3 is
+  for (const char* digit : {"1", "2", "3"}) {
+    tree.slave(std::string("md") + digit, "sd0");
+    tree.slave(std::string("md") + digit, std::string("sd") + digit);
+  }
+  EXPECT_EQ(tree.inspect(9, 1).numa_node, 1);
+  EXPECT_EQ(tree.inspect(9, 2).numa_node, -1);
+  EXPECT_EQ(tree.inspect(9, 3).numa_node, -1);
+}
+
+TEST(Device, node_of_a_shared_nvme_drive_is_that_of_its_controllers) {
+  FakeTree tree;
+  tree.nodes("0-1");
+  tree.device("pci1/nvme/nvme0", "1");
+  tree.device("pci1/nvme/nvme1", "1");
+  tree.device("pci0/nvme/nvme2", "0");
+  tree.device("virtual/nvme-subsystem/nvme-subsys0", "");
+  tree.device("virtual/nvme-subsystem/nvme-subsys0/nvme0n1", "");
+  tree.disk("nvme0n1", "259:0", {"512", ""});
+  tree.attach("nvme0n1", "virtual/nvme-subsystem/nvme-subsys0");
+  EXPECT_EQ(tree.inspect(259, 0).numa_node, -1);
+  tree.controller("virtual/nvme-subsystem/nvme-subsys0", "pci1/nvme/nvme0");
+  tree.controller("virtual/nvme-subsystem/nvme-subsys0", "pci1/nvme/nvme1");
+  EXPECT_EQ(tree.inspect(259, 0).numa_node, 1);
+  tree.controller("virtual/nvme-subsystem/nvme-subsys0", "pci0/nvme/nvme2");
+  EXPECT_EQ(tree.inspect(259, 0).numa_node, -1);
 }
 
 TEST(Device, of_the_current_directory_is_sane) {

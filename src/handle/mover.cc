@@ -180,10 +180,13 @@ bool Mover::make_pages(const Run& run, const Block& block) {
 
 bool Mover::take_slot(Flight& flight) {
   if (slot_region_ == nullptr) {
-    auto region = memory::Region::create(options_.slot_block_bytes * options_.slots, system_);
+    auto region = memory::Region::create(options_.slot_block_bytes * options_.slots, system_,
+                                         options_.numa_node);
     if (!region.ok()) return false;
     slot_region_ = std::move(region.value());
-    if (!slot_region_->lock_reason().empty()) ledger_.note_fallback(slot_region_->lock_reason());
+    for (const auto* reason : {&slot_region_->lock_reason(), &slot_region_->numa_reason()}) {
+      if (!reason->empty()) ledger_.note_fallback(*reason);
+    }
     for (unsigned i = options_.slots; i > 0; --i) {
       free_slots_.push_back(static_cast<int>(i - 1));
     }

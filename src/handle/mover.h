@@ -34,6 +34,7 @@ struct MoverOptions {
   unsigned slots = 1;
   // How many bytes of CPU memory may be under way in the slots. One block always may.
   std::size_t slot_bytes_in_flight = 0;
+  int numa_node = -1;  // that slots keep to; -1: any
 };
 
 class Mover {

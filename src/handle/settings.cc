@@ -133,7 +133,8 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
       .submit = options.submit,
       .slot_block_bytes = slot,
       .slots = static_cast<unsigned>(std::clamp<std::size_t>(budget / slot, 1, depth + reap_batch)),
-      .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes};
+      .slot_bytes_in_flight = in_cache ? slot_bytes_in_flight(device, slot) / workers : slot_bytes,
+      .numa_node = device.numa_node};
   return {.engine = engine,
           .workers = workers,
           .overlap = options.overlap,

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "os/numa.h"
 #include "os/thread.h"
 
 namespace tensorferry::handle {
@@ -57,6 +58,8 @@ double Worker::cpu_seconds() {
 }
 
 std::shared_ptr<Crew> Worker::run() {
+  const std::string refused = os::prefer_node(crew_.system(), crew_.options().mover.numa_node);
+  if (!refused.empty()) crew_.ledger()->note_fallback(refused);
   mover_.attach();
   while (!(crew_.closing() && mover_.idle())) {
     crew_.look_after_end();

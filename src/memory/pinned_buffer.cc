@@ -13,11 +13,17 @@ const std::string& freed_reason() {
   static const std::string& text = *new std::string("the memory has been freed");
   return text;
 }
+
+std::shared_ptr<memory::Region> make_region(std::size_t bytes, int numa_node) {
+  os::System& system = os::System::real();
+  memory::check_numa_node(numa_node, system).or_throw();
+  return memory::Region::create(bytes, system, numa_node).or_throw();
+}
 }  // namespace
 
-PinnedBuffer::PinnedBuffer(std::size_t bytes, KnownToCuda cuda)
-    : region_(memory::Region::create(bytes, os::System::real()).or_throw()) {
-  memory::list_region(region_, cuda);
+PinnedBuffer::PinnedBuffer(std::size_t bytes, const PinnedBufferOptions& options)
+    : region_(make_region(bytes, options.numa_node)) {
+  memory::list_region(region_, options.cuda);
   memory::register_listed_with_cuda();
 }
 
@@ -51,6 +57,10 @@ const std::string& PinnedBuffer::lock_reason() const noexcept {
 
 const std::string& PinnedBuffer::huge_page_reason() const noexcept {
   return region_ != nullptr ? region_->huge_page_reason() : freed_reason();
+}
+
+const std::string& PinnedBuffer::numa_reason() const noexcept {
+  return region_ != nullptr ? region_->numa_reason() : freed_reason();
 }
 
 void PinnedBuffer::free() {

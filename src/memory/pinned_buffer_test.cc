@@ -26,8 +26,10 @@
 #include "os/system.h"
 #include "support/child.h"
 #include "support/faulty_system.h"
+#include "support/numa_system.h"
 #include "support/sanitizers.h"
 #include "support/seccomp.h"
+#include "support/thrown.h"
 #include "tensorferry/error.h"
 
 namespace tensorferry::memory {
@@ -225,6 +227,73 @@ TEST(Region, without_memory_it_is_an_error) {
   const auto region = Region::create(4 * MiB, system);
   ASSERT_FALSE(region.ok());
   EXPECT_EQ(region.error().code(), ENOMEM);
+}
+
+// --- NUMA ------------------------------------------------------------------------------------
+
+// Which of them come first: the policy of a mapping does not move pages that exist.
+class NumaOrder : public support::NumaSystem {
+ public:
+  using NumaSystem::NumaSystem;
+  int lock(std::byte* memory, std::size_t bytes) override {
+    asked_before_lock = asked();
+    return NumaSystem::lock(memory, bytes);
+  }
+  std::vector<std::string> asked_before_lock;
+};
+
+TEST(Region, pages_come_from_the_node) {
+  NumaOrder system({{0, {0}}, {1, {1}}});
+  const auto region = Region::create(MiB, system, 1).or_throw();
+  EXPECT_EQ(region->numa_reason(), "");
+  EXPECT_EQ(system.asked_before_lock, std::vector<std::string>{"1048576 bytes prefer 1"});
+  EXPECT_EQ(system.asked(), system.asked_before_lock);
+}
+
+TEST(Region, asks_nothing_without_a_node_or_on_one_node) {
+  support::NumaSystem two({{0, {0}}, {1, {1}}});
+  EXPECT_TRUE(Region::create(MiB, two).ok());
+  support::NumaSystem one({{0, {0, 1}}});
+  EXPECT_TRUE(Region::create(MiB, one, 0).ok());
+  EXPECT_TRUE(two.asked().empty());
+  EXPECT_TRUE(one.asked().empty());
+}
+
+TEST(Region, works_and_says_why_if_the_kernel_refuses_the_node) {
+  support::NumaSystem system({{0, {0}}, {1, {1}}});
+  system.error = EPERM;
+  const auto region = Region::create(MiB, system, 1).or_throw();
+  EXPECT_NE(region->numa_reason().find("mbind for NUMA node 1: EPERM"), std::string::npos)
+      << region->numa_reason();
+  EXPECT_TRUE(is_zero(region->mapped()));
+}
+
+TEST(Region, a_hint_of_a_node_that_does_not_exist_is_ignored) {
+  support::NumaSystem system({{0, {0}}, {2, {1}}});
+  EXPECT_TRUE(Region::create(MiB, system, 1).ok());
+  EXPECT_TRUE(system.asked().empty());
+}
+
+TEST(NumaNode, that_does_not_exist_is_an_error_that_names_the_nodes) {
+  support::NumaSystem system({{0, {0}}, {2, {1}}});
+  for (const int node : {-1, 0, 2}) EXPECT_TRUE(check_numa_node(node, system).ok()) << node;
+  for (const int node : {-2, 1, 3}) {
+    const Status checked = check_numa_node(node, system);
+    ASSERT_FALSE(checked.ok());
+    EXPECT_EQ(checked.error().code(), EINVAL);
+    EXPECT_NE(std::string(checked.error().what()).find("the nodes of this machine: 0, 2"),
+              std::string::npos)
+        << checked.error().what();
+  }
+}
+
+TEST(PinnedBuffer, takes_a_node_of_this_machine_and_no_other) {
+  const std::vector<os::NumaNode> nodes = os::System::real().numa_nodes();
+  PinnedBuffer buffer(MiB, {.numa_node = nodes.front().number});
+  EXPECT_TRUE(is_zero(buffer.bytes()));
+  const auto error = support::error_of(
+      [&] { const PinnedBuffer none(MiB, {.numa_node = nodes.back().number + 1}); });
+  EXPECT_EQ(error.code(), EINVAL);
 }
 
 // --- The end ---------------------------------------------------------------------------------

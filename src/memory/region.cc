@@ -13,6 +13,7 @@
 #include "base/alignment.h"
 #include "base/errno_name.h"
 #include "os/cuda.h"
+#include "os/numa.h"
 
 namespace tensorferry::memory {
 
@@ -79,7 +80,8 @@ Region::Region(std::byte* data, std::size_t bytes, std::size_t mapped_bytes, os:
   kept_.emplace(system, mapped());
 }
 
-Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& system) {
+Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& system,
+                                               int numa_node) {
   const auto no_memory = [bytes] {
     return Error({.operation = "allocate page-locked memory",
                   .length = bytes,
@@ -102,6 +104,7 @@ Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& sy
     if (slack > before) system.unmap(data + mapped_bytes, slack - before);
   }
   std::shared_ptr<Region> region(new Region(data, bytes, mapped_bytes, system));
+  region->numa_reason_ = os::prefer_node(system, numa_node, region->mapped());
   region->populate();
   return region;
 }
@@ -166,6 +169,19 @@ Region::~Region() {
   all.ended.fetch_add(1, std::memory_order_release);
   const std::lock_guard lock(all.listeners_mutex);
   for (const auto* listener : all.listeners) (*listener)();
+}
+
+Status check_numa_node(int numa_node, os::System& system) {
+  if (numa_node == -1) return Nothing{};
+  std::string known;
+  for (const os::NumaNode& node : system.numa_nodes()) {
+    if (node.number == numa_node) return Nothing{};
+    known += (known.empty() ? "" : ", ") + std::to_string(node.number);
+  }
+  return Error({.operation = "allocate page-locked memory",
+                .code = EINVAL,
+                .hint = "there is no NUMA node " + std::to_string(numa_node) +
+                        "; the nodes of this machine: " + known});
 }
 
 void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda) {

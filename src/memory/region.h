@@ -25,9 +25,10 @@ namespace tensorferry::memory {
 class Region {
  public:
   // Maps whole pages (huge ones if possible), zeroed, and locks them. Over the memlock limit the
-  // memory works unlocked, and lock_reason() says so. Fails only with ENOMEM.
-  [[nodiscard]] static Result<std::shared_ptr<Region>> create(std::size_t bytes,
-                                                              os::System& system);
+  // memory works unlocked, and lock_reason() says so. The pages come from the NUMA node `numa_node`
+  // as long as it has some; from any if it is -1 or does not exist. Fails only with ENOMEM.
+  [[nodiscard]] static Result<std::shared_ptr<Region>> create(std::size_t bytes, os::System& system,
+                                                              int numa_node = -1);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -44,6 +45,8 @@ class Region {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }  // never used twice
   [[nodiscard]] const std::string& lock_reason() const noexcept { return lock_reason_; }
   [[nodiscard]] const std::string& huge_page_reason() const noexcept { return huge_page_reason_; }
+  // Why the pages do not come from the NUMA node that was asked for; else empty.
+  [[nodiscard]] const std::string& numa_reason() const noexcept { return numa_reason_; }
 
   // Registers the region with CUDA, once, until it ends. Returns false if the process has no CUDA
   // context yet: call it again later. If CUDA refuses, the memory works all the same, and
@@ -65,6 +68,7 @@ class Region {
   std::uint64_t id_;
   std::string lock_reason_;
   std::string huge_page_reason_;
+  std::string numa_reason_;
   std::atomic<bool> registered_{false};
   const std::uint64_t generation_;  // of forks
   std::optional<os::KeptFromChildren> kept_;
@@ -75,6 +79,9 @@ class Region {
   mutable std::mutex cuda_mutex_;  // held during the registration; guards the reason
   std::string cuda_reason_;
 };
+
+// EINVAL, with the nodes that there are, if the machine has no such NUMA node. -1 stands for any.
+[[nodiscard]] Status check_numa_node(int numa_node, os::System& system);
 
 // The list of regions that users hold. Thread-safe, also across fork: the list of a child is empty.
 void list_region(const std::shared_ptr<Region>& region, KnownToCuda cuda);

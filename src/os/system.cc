@@ -3,12 +3,15 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <linux/mempolicy.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +23,7 @@
 #include <memory>
 
 #include "base/alignment.h"
+#include "os/numa.h"
 
 namespace tensorferry::os {
 
@@ -41,6 +45,23 @@ struct PageScan {
 };
 constexpr std::uint64_t page_is_huge = 1 << 6;
 constexpr unsigned long page_scan_request = _IOWR('f', 16, PageScan);
+
+// What sched_getaffinity() and sched_setaffinity() take. One cpu_set_t is too small for the largest
+// machines.
+using Processors = std::array<cpu_set_t, processors_max / CPU_SETSIZE>;
+
+// What set_mempolicy() and mbind() take: a bit for each node. They ignore the last of the bits that
+// they are told of.
+struct NodeMask {
+  static constexpr std::size_t word_bits = 8 * sizeof(unsigned long);
+  static constexpr std::size_t bits = numa_nodes_max + 1;
+
+  explicit NodeMask(int node) {
+    const auto bit = static_cast<std::size_t>(node);
+    if (bit < numa_nodes_max) words[bit / word_bits] |= 1UL << (bit % word_bits);
+  }
+  std::array<unsigned long, numa_nodes_max / word_bits> words{};
+};
 
 std::atomic<std::uint64_t> generation{0};
 
@@ -166,6 +187,44 @@ int System::resident(std::byte* page) {
   unsigned char state = 0;
   const int got = ::mincore(page, 1, &state);
   return got < 0 ? -errno : state & 1;
+}
+
+std::vector<NumaNode> System::numa_nodes() { return read_numa_nodes("/sys/devices/system/node"); }
+
+int System::affinity(std::vector<unsigned>& processors) {
+  Processors set{};
+  if (::sched_getaffinity(0, sizeof(set), set.data()) < 0) return -errno;
+  processors.clear();
+  for (unsigned i = 0; i < processors_max; ++i) {
+    if (CPU_ISSET_S(i, sizeof(set), set.data())) processors.push_back(i);
+  }
+  return 0;
+}
+
+int System::set_affinity(const std::vector<unsigned>& processors) {
+  Processors set{};
+  for (const unsigned i : processors) CPU_SET_S(i, sizeof(set), set.data());
+  return or_errno(::sched_setaffinity(0, sizeof(set), set.data()));
+}
+
+// glibc has no wrappers for these three.
+int System::memory_policy() {
+  int mode = MPOL_DEFAULT;
+  const long got = ::syscall(SYS_get_mempolicy, &mode, nullptr, 0UL, nullptr, 0UL);
+  return got < 0 ? -errno : mode;
+}
+
+int System::prefer_node_for_thread(int node) {
+  const NodeMask mask(node);
+  const long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask.words.data(), NodeMask::bits);
+  return set < 0 ? -errno : 0;
+}
+
+int System::prefer_node_for_memory(std::byte* memory, std::size_t bytes, int node) {
+  const NodeMask mask(node);
+  const long bound =
+      ::syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, mask.words.data(), NodeMask::bits, 0U);
+  return bound < 0 ? -errno : 0;
 }
 
 System& System::real() {

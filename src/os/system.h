@@ -17,6 +17,12 @@
 
 namespace tensorferry::os {
 
+// A NUMA node that is online: its number, and the processors next to its memory.
+struct NumaNode {
+  int number = 0;
+  std::vector<unsigned> processors = {};
+};
+
 class System {
  public:
   System() = default;
@@ -63,6 +69,18 @@ class System {
   virtual std::int64_t huge_bytes(std::byte* memory, std::size_t bytes);
   // Whether the page at `page` is in memory: 1 or 0, or -errno.
   virtual int resident(std::byte* page);
+
+  // The NUMA nodes, ordered by number: those of read_numa_nodes(), never none.
+  virtual std::vector<NumaNode> numa_nodes();
+  // The processors that the calling thread may run on, in order.
+  virtual int affinity(std::vector<unsigned>& processors);
+  virtual int set_affinity(const std::vector<unsigned>& processors);
+  // The mode of the calling thread's memory policy: MPOL_DEFAULT or another, or -errno.
+  virtual int memory_policy();
+  // Takes new pages from a node as long as it has some (MPOL_PREFERRED): those that the calling
+  // thread touches first, or those of a mapping.
+  virtual int prefer_node_for_thread(int node);
+  virtual int prefer_node_for_memory(std::byte* memory, std::size_t bytes, int node);
 
   // The real system. Never destroyed.
   static System& real();

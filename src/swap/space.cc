@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <thread>
 #include <utility>
 
 #include "base/alignment.h"
@@ -29,16 +28,6 @@ os::System& system_of(const Seams& seams) {
 }
 
 // By default a worker for each drive, but at most one for every two processors.
-HandleOptions handle_options(const SwapOptions& options) {
-  HandleOptions chosen = options.handle;
-  const std::size_t drives = options.directories.size();
-  if (chosen.workers == 0 && drives > 1) {
-    const std::size_t half = std::max(std::thread::hardware_concurrency() / 2, 1U);
-    chosen.workers = static_cast<unsigned>(std::min(drives, half));
-  }
-  return chosen;
-}
-
 // The same memory up to the end of its last page, if the lease holds all of that: then whole pages
 // move. Nobody uses the bytes that a read adds at the end.
 std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease) {
@@ -53,10 +42,12 @@ std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease
 Space::Space(const SwapOptions& options, const Seams& seams)
     : generation_(os::fork_generation()),
       store_(Store::make(system_of(seams), options.directories, options.run, options.rank,
-                         seams.device_uses)
+                         seams.device_uses ? seams.device_uses : DeviceUses([this] {
+                           return handle_.conductor().device_use();
+                         }))
                  .or_throw()),
       arena_(Arena::make(options.buffer_bytes, options.memory)),
-      handle_(handle::make_handle(handle_options(options), seams.handle)) {}
+      handle_(handle::make_handle(options.handle, seams.handle)) {}
 
 void Space::close() noexcept {
   if (generation_ != os::fork_generation()) return;

@@ -313,6 +313,22 @@ def test_pinned_memory(handle, path):
     assert not tensorferry.is_pinned("text")
 
 
+def test_pinned_memory_takes_a_numa_node(handle, path):
+    nodes = [int(folder.name[4:]) for folder in Path("/sys/devices/system/node").glob("node*")]
+    buffer = PinnedBuffer(MiB, numa_node=min(nodes, default=0))
+    memoryview(buffer)[:] = data(MiB)
+    handle.write(buffer, path).wait()
+    assert Path(path).read_bytes() == data(MiB)
+    assert "SYS_NICE" in buffer.numa_reason or not buffer.numa_reason
+    for missing in (max(nodes, default=0) + 1, 1 << 40):
+        with pytest.raises(InvalidArgument, match="no NUMA node"):
+            PinnedBuffer(MiB, numa_node=missing)
+    with pytest.raises(InvalidArgument, match="numa_node is -1"):
+        PinnedBuffer(MiB, numa_node=-1)
+    with pytest.raises(TypeError):
+        PinnedBuffer(MiB, numa_node="0")
+
+
 def test_pinned_memory_outlives_its_names(handle, path):
     operation = handle.write(PinnedBuffer(8 * MiB), path)
     assert operation.wait() == 8 * MiB
