@@ -1,6 +1,7 @@
 // The io_uring engine: one ring, owned by one thread, with registered buffers and files if the
 // kernel has them. The only file that knows liburing.
 #include <liburing.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -213,7 +214,11 @@ class UringEngine final : public Engine {
   void watch_for_wake() noexcept {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) return;
-    io_uring_prep_read(entry, wake_fd_, &wake_count_, sizeof wake_count_, 0);
+    if (wake_watch_ == WakeWatch::lasting) {
+      io_uring_prep_poll_multishot(entry, wake_fd_, POLLIN);
+    } else {
+      io_uring_prep_read(entry, wake_fd_, &wake_count_, sizeof wake_count_, 0);
+    }
     io_uring_sqe_set_data64(entry, wake_tag);
     wake_watched_ = send(1).taken == 1;
   }
@@ -229,8 +234,12 @@ class UringEngine final : public Engine {
         if (count == out.size()) break;
         out[count++] = {tag, entry->res};
       } else if (tag == wake_tag) {
-        wake_watched_ = false;
-        woken_ = true;
+        if ((entry->flags & IORING_CQE_F_MORE) == 0) wake_watched_ = false;
+        if (entry->res == -EINVAL) {
+          wake_watch_ = WakeWatch::once;  // before Linux 5.13
+        } else {
+          woken_ = true;
+        }
       }
       ++seen;
     }
@@ -250,6 +259,10 @@ class UringEngine final : public Engine {
   io_uring ring_;
   unsigned flags_;
   int wake_fd_;
+  // How the ring learns of wake(): by a poll that reports every write to wake_fd_, which nobody
+  // reads; or by a read, which must be sent again each time.
+  enum class WakeWatch : std::uint8_t { lasting, once };
+  WakeWatch wake_watch_ = WakeWatch::lasting;
   std::uint64_t wake_count_ = 0;  // the kernel writes here
   bool wake_watched_ = false;
   bool woken_ = false;  // since reap() began
