@@ -23,6 +23,9 @@ const char* verb(RequestKind kind) noexcept {
 }
 
 int Engine::register_buffer(unsigned, std::span<std::byte>) { return -EOPNOTSUPP; }
+int Engine::share_buffer(unsigned index, std::span<std::byte> memory, std::uint64_t) {
+  return register_buffer(index, memory);
+}
 void Engine::unregister_buffer(unsigned) noexcept {}
 int Engine::register_file(unsigned, int) { return -EOPNOTSUPP; }
 void Engine::unregister_file(unsigned) noexcept {}

@@ -3,15 +3,21 @@
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engines/engine.h"
+#include "os/fork_mutex.h"
 #include "os/system.h"
 
 namespace tensorferry::engines {
@@ -20,8 +26,9 @@ namespace {
 
 constexpr std::uint64_t wake_tag = ~std::uint64_t{0};
 constexpr std::uint64_t cancel_tag = wake_tag - 1;
-constexpr unsigned buffers_max_wanted = 1024;
+constexpr unsigned buffers_max_wanted = 4096;
 constexpr unsigned files_max_wanted = 64;
+constexpr unsigned shared_buffers_max = 16384;  // the most that the kernel allows
 
 // The ring features worth having, best first; each line drops one that older kernels lack. A ring
 // with a single issuer starts disabled, so that attach() can choose the thread.
@@ -67,6 +74,119 @@ void close_ring(io_uring& ring) noexcept {
   io_uring_queue_exit(&ring);
 }
 
+int update_buffer(io_uring& ring, unsigned index, std::span<std::byte> memory) noexcept {
+  const iovec range{memory.data(), memory.size()};
+  const __u64 no_tag = 0;
+  const int updated = io_uring_register_buffers_update_tag(&ring, index, &range, &no_tag, 1);
+  return updated < 0 ? updated : 0;
+}
+
+// Gives a ring a buffer of another one: IORING_REGISTER_CLONE_BUFFERS with offsets, from Linux 6.13
+// on. Older kernels answer EINVAL. liburing 2.3 does not have the call.
+int clone_buffer(const io_uring& from, unsigned from_index, const io_uring& to, unsigned to_index) {
+  constexpr unsigned clone_buffers = 30;
+  constexpr __u32 replace_in_table = 2;
+  struct {
+    __u32 source_fd, flags, source_offset, offset, count;
+    std::array<__u32, 3> padding;
+  } argument{static_cast<__u32>(from.ring_fd), replace_in_table, from_index, to_index, 1, {}};
+  const long cloned = ::syscall(SYS_io_uring_register, to.ring_fd, clone_buffers, &argument, 1);
+  return cloned < 0 ? -errno : 0;
+}
+
+std::mutex& shared_mutex() {
+  static constinit std::mutex instance;
+  return instance;
+}
+[[maybe_unused]] const int fork_watch = os::hold_during_forks<shared_mutex>();
+
+// The buffers that all rings of the process use together. A ring that does nothing else holds them,
+// and the others clone them from it: the kernel pins and charges the memory once. The rings of the
+// workers cannot clone from each other, because each has a single issuer. Thread-safe.
+class SharedBuffers {
+ public:
+  struct Key {
+    std::uint64_t id;
+    std::byte* begin;
+    std::size_t bytes;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  // The one of this process, as long as somebody holds it. nullptr if the kernel has none.
+  static std::shared_ptr<SharedBuffers> of_process() {
+    static auto& last = *new std::weak_ptr<SharedBuffers>();
+    const std::lock_guard lock(shared_mutex());
+    std::shared_ptr<SharedBuffers> shared = last.lock();
+    if (shared != nullptr && shared->generation_ == os::fork_generation()) return shared;
+    io_uring ring{};
+    if (io_uring_queue_init(1, &ring, 0) < 0) return nullptr;
+    static_cast<void>(rings_closed.load(std::memory_order_acquire));
+    io_uring_ring_dontfork(&ring);
+    shared = std::make_shared<SharedBuffers>(ring);
+    if (io_uring_register_buffers_sparse(&ring, shared_buffers_max) < 0) return nullptr;
+    last = shared;
+    return shared;
+  }
+
+  explicit SharedBuffers(io_uring ring) : ring_(ring) {}
+  ~SharedBuffers() { close_ring(ring_); }
+  SharedBuffers(const SharedBuffers&) = delete;
+  SharedBuffers& operator=(const SharedBuffers&) = delete;
+
+  // Registers the buffer with `ring`, whose owner calls. Returns 0; -errno if the kernel refuses to
+  // register it; or -EOPNOTSUPP: it cannot be shared, register it alone.
+  int lend(const Key& key, io_uring& ring, unsigned index) {
+    const std::lock_guard lock(shared_mutex());
+    if (!cloning_works_) return -EOPNOTSUPP;
+    auto found = entries_.find(key);
+    if (found == entries_.end()) {
+      if (free_.empty() && next_ == shared_buffers_max) return -EOPNOTSUPP;
+      const unsigned place = free_.empty() ? next_++ : free_.back();
+      if (!free_.empty()) free_.pop_back();
+      if (const int refused = update_buffer(ring_, place, {key.begin, key.bytes}); refused < 0) {
+        free_.push_back(place);
+        return refused;
+      }
+      found = entries_.emplace(key, Entry{.place = place}).first;
+    }
+    if (const int refused = clone_buffer(ring_, found->second.place, ring, index); refused < 0) {
+      if (refused == -EINVAL) cloning_works_ = false;
+      drop_unused(found);
+      return -EOPNOTSUPP;
+    }
+    ++found->second.users;
+    return 0;
+  }
+
+  void take_back(const Key& key) noexcept {
+    if (generation_ != os::fork_generation()) return;
+    const std::lock_guard lock(shared_mutex());
+    const auto found = entries_.find(key);
+    --found->second.users;
+    drop_unused(found);
+  }
+
+ private:
+  struct Entry {
+    unsigned place = 0;
+    unsigned users = 0;
+  };
+
+  void drop_unused(std::map<Key, Entry>::iterator entry) noexcept {
+    if (entry->second.users > 0) return;
+    update_buffer(ring_, entry->second.place, {});
+    free_.push_back(entry->second.place);
+    entries_.erase(entry);
+  }
+
+  io_uring ring_;
+  const std::uint64_t generation_ = os::fork_generation();
+  bool cloning_works_ = true;
+  std::map<Key, Entry> entries_;
+  std::vector<unsigned> free_;
+  unsigned next_ = 0;
+};
+
 class UringEngine final : public Engine {
  public:
   UringEngine(io_uring ring, unsigned flags, int wake_fd, unsigned depth)
@@ -75,6 +195,7 @@ class UringEngine final : public Engine {
   ~UringEngine() override {
     close_ring(ring_);
     ::close(wake_fd_);
+    for (const auto& [index, key] : borrowed_) shared_->take_back(key);
   }
 
   [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::io_uring; }
@@ -146,10 +267,29 @@ class UringEngine final : public Engine {
 
   int register_buffer(unsigned index, std::span<std::byte> memory) override {
     if (memory.size() > registered_buffer_bytes_max) return -EFAULT;
-    return update_buffer(index, memory);
+    return update_buffer(ring_, index, memory);
   }
 
-  void unregister_buffer(unsigned index) noexcept override { update_buffer(index, {}); }
+  int share_buffer(unsigned index, std::span<std::byte> memory, std::uint64_t id) override {
+    if (memory.size() > registered_buffer_bytes_max) return -EFAULT;
+    if (index >= buffers_max_) return -EINVAL;
+    if (shared_ == nullptr) shared_ = SharedBuffers::of_process();
+    if (shared_ != nullptr) {
+      const SharedBuffers::Key key{id, memory.data(), memory.size()};
+      const int lent = shared_->lend(key, ring_, index);
+      if (lent == 0) borrowed_.emplace(index, key);
+      if (lent != -EOPNOTSUPP) return lent;
+    }
+    return update_buffer(ring_, index, memory);
+  }
+
+  void unregister_buffer(unsigned index) noexcept override {
+    update_buffer(ring_, index, {});
+    const auto borrowed = borrowed_.find(index);
+    if (borrowed == borrowed_.end()) return;
+    shared_->take_back(borrowed->second);
+    borrowed_.erase(borrowed);
+  }
 
   int register_file(unsigned index, int fd) override {
     const int updated = io_uring_register_files_update(&ring_, index, &fd, 1);
@@ -249,13 +389,6 @@ class UringEngine final : public Engine {
     return static_cast<int>(count);
   }
 
-  int update_buffer(unsigned index, std::span<std::byte> memory) noexcept {
-    const iovec range{memory.data(), memory.size()};
-    const __u64 no_tag = 0;
-    const int updated = io_uring_register_buffers_update_tag(&ring_, index, &range, &no_tag, 1);
-    return updated < 0 ? updated : 0;
-  }
-
   io_uring ring_;
   unsigned flags_;
   int wake_fd_;
@@ -270,6 +403,8 @@ class UringEngine final : public Engine {
   std::size_t in_flight_ = 0;
   unsigned buffers_max_ = 0;
   unsigned files_max_ = 0;
+  std::shared_ptr<SharedBuffers> shared_;
+  std::map<unsigned, SharedBuffers::Key> borrowed_;  // by index
 };
 
 Error refused(const char* operation, int code) {
