@@ -46,6 +46,8 @@ struct Device {
 
   std::optional<Profile> profile;  // takes precedence over these hints
   std::string profile_problem;     // why an existing profile is not used; else empty
+
+  bool polled_queues = false;  // whether Polling::completion works on it
 };
 
 // The device that holds the files at this path (a file, a directory or a block device). The process

@@ -57,7 +57,7 @@ std::optional<OwnCode> own_code(int code) {
 Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth, os::System& system) {
   switch (kind) {
     case EngineKind::io_uring:
-      return open_uring_engine(depth);
+      return open_uring_engine(depth, Polling::off);
     case EngineKind::libaio:
       return open_libaio_engine(depth);
     case EngineKind::gds:

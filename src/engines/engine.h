@@ -154,10 +154,16 @@ struct OwnCode {
                                                           os::System& system);
 
 // One per engine file.
-[[nodiscard]] Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth);
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth, Polling polling);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth,
                                                                   os::System& system);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_gds_engine(unsigned depth, os::System& system);
+
+// An engine that asks `polled` for completions again and again while that has requests: reads and
+// writes of descriptors with O_DIRECT. `rest` has all others. `polled` is never asked to wait.
+[[nodiscard]] std::unique_ptr<Engine> make_polling_engine(std::unique_ptr<Engine> polled,
+                                                          std::unique_ptr<Engine> rest,
+                                                          unsigned depth);
 
 }  // namespace tensorferry::engines

@@ -20,6 +20,7 @@ class SharedBuffers : public EngineContract {
   void SetUp() override {
     EngineContract::SetUp();
     if (IsSkipped()) return;
+    ASSERT_TRUE(pinned_falls_to(0)) << "what the last test had";
     const auto engine = open();
     if (engine->capabilities().buffers_max == 0) GTEST_SKIP() << "registers no buffers";
     engines_can_share_ = shares();
@@ -73,8 +74,11 @@ class SharedBuffers : public EngineContract {
   bool engines_can_share_ = false;
 };
 
-INSTANTIATE_TEST_SUITE_P(Engines, SharedBuffers, ::testing::Values(EngineKind::io_uring),
-                         [](const auto& engine) { return std::string(to_string(engine.param)); });
+INSTANTIATE_TEST_SUITE_P(Engines, SharedBuffers,
+                         ::testing::Values(Tested{EngineKind::io_uring},
+                                           Tested{EngineKind::io_uring, Polling::submission},
+                                           Tested{EngineKind::io_uring, Polling::completion}),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(SharedBuffers, are_pinned_once_until_the_last_engine_lets_go) {
   if (!engines_can_share_) GTEST_SKIP() << "the kernel is older than Linux 6.13";

@@ -9,11 +9,15 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engines/engine.h"
@@ -32,11 +36,14 @@ constexpr unsigned shared_buffers_max = 16384;  // the most that the kernel allo
 
 // The ring features worth having, best first; each line drops one that older kernels lack. A ring
 // with a single issuer starts disabled, so that attach() can choose the thread.
-constexpr std::array<unsigned, 3> setup_flags{
-    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED,
-    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_R_DISABLED,
-    0,
-};
+constexpr unsigned single_issuer = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_R_DISABLED;
+constexpr std::array<unsigned, 3> setup_flags{single_issuer | IORING_SETUP_DEFER_TASKRUN,
+                                              single_issuer, 0};
+constexpr std::array<unsigned, 2> polled_setup_flags{single_issuer | IORING_SETUP_SQPOLL,
+                                                     IORING_SETUP_SQPOLL};
+
+// The kernel's thread sleeps when nothing has come for so long.
+constexpr unsigned poll_idle_milliseconds = 10;
 
 // The kernel ends one ring before another gets its addresses. ThreadSanitizer cannot see that; this
 // tells it.
@@ -189,12 +196,13 @@ class SharedBuffers {
 
 class UringEngine final : public Engine {
  public:
+  // Without a wake_fd (-1) the caller must not wait in reap().
   UringEngine(io_uring ring, unsigned flags, int wake_fd, unsigned depth)
       : ring_(ring), flags_(flags), wake_fd_(wake_fd), depth_(depth) {}
 
   ~UringEngine() override {
     close_ring(ring_);
-    ::close(wake_fd_);
+    if (wake_fd_ >= 0) ::close(wake_fd_);
     for (const auto& [index, key] : borrowed_) shared_->take_back(key);
   }
 
@@ -209,6 +217,7 @@ class UringEngine final : public Engine {
       const int enabled = io_uring_enable_rings(&ring_);
       if (enabled < 0) return enabled;
     }
+    if (kernel_polls()) find_kernel_thread();
     if (io_uring_register_buffers_sparse(&ring_, buffers_max_wanted) == 0) {
       buffers_max_ = buffers_max_wanted;
     }
@@ -257,8 +266,18 @@ class UringEngine final : public Engine {
 
   void wake() noexcept override { ::eventfd_write(wake_fd_, 1); }
 
+  [[nodiscard]] double cpu_seconds() const noexcept override {
+    timespec used{};
+    if (kernel_thread_ == 0 || ::clock_gettime(kernel_thread_, &used) != 0) return 0;
+    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+  }
+
   void cancel(std::uint64_t tag) noexcept override {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr && kernel_polls()) {
+      io_uring_sqring_wait(&ring_);
+      entry = io_uring_get_sqe(&ring_);
+    }
     if (entry == nullptr) return;
     io_uring_prep_cancel64(entry, tag, 0);
     io_uring_sqe_set_data64(entry, cancel_tag);
@@ -284,6 +303,7 @@ class UringEngine final : public Engine {
   }
 
   void unregister_buffer(unsigned index) noexcept override {
+    let_kernel_take_all();
     update_buffer(ring_, index, {});
     const auto borrowed = borrowed_.find(index);
     if (borrowed == borrowed_.end()) return;
@@ -296,9 +316,32 @@ class UringEngine final : public Engine {
     return updated < 0 ? updated : 0;
   }
 
-  void unregister_file(unsigned index) noexcept override { register_file(index, -1); }
+  void unregister_file(unsigned index) noexcept override {
+    let_kernel_take_all();
+    register_file(index, -1);
+  }
 
  private:
+  // Whether a thread of the kernel takes the requests from the ring.
+  [[nodiscard]] bool kernel_polls() const noexcept { return (flags_ & IORING_SETUP_SQPOLL) != 0; }
+
+  // A request has what it uses only when the kernel has taken it.
+  void let_kernel_take_all() noexcept {
+    if (!kernel_polls()) return;
+    while (io_uring_sq_ready(&ring_) > 0) std::this_thread::yield();
+  }
+
+  // The clock of the kernel's thread, by the number that the kernel tells.
+  void find_kernel_thread() {
+    const std::string facts = os::read_text("/proc/self/fdinfo/" + std::to_string(ring_.ring_fd));
+    const std::string_view name = "SqThread:";
+    const std::size_t at = facts.find(name);
+    if (at == std::string::npos) return;
+    const long number = std::strtol(facts.c_str() + at + name.size(), nullptr, 10);
+    constexpr clockid_t thread_time = 6;  // CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
+    if (number > 0) kernel_thread_ = (~static_cast<clockid_t>(number) * 8) | thread_time;
+  }
+
   static void prepare(io_uring_sqe& entry, const Request& request) {
     const int target = request.file_index >= 0 ? request.file_index : request.fd;
     switch (request.kind) {
@@ -332,7 +375,12 @@ class UringEngine final : public Engine {
   // Hands the last `queued` entries to the kernel. Takes those that it refuses back out of the
   // ring, or the next call would send them a second time. The kernel looks at the tail only inside
   // io_uring_enter, which only this thread calls, so moving it back is safe.
+  // The kernel's own thread takes all that is in the ring.
   Submitted send(std::size_t queued) noexcept {
+    if (kernel_polls()) {
+      if (queued > 0) io_uring_submit(&ring_);
+      return {queued, 0};
+    }
     std::size_t taken = 0;
     int error = 0;
     while (taken < queued) {
@@ -352,6 +400,7 @@ class UringEngine final : public Engine {
   }
 
   void watch_for_wake() noexcept {
+    if (wake_fd_ < 0) return;
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) return;
     if (wake_watch_ == WakeWatch::lasting) {
@@ -376,7 +425,7 @@ class UringEngine final : public Engine {
       } else if (tag == wake_tag) {
         if ((entry->flags & IORING_CQE_F_MORE) == 0) wake_watched_ = false;
         if (entry->res == -EINVAL) {
-          wake_watch_ = WakeWatch::once;  // before Linux 5.13
+          wake_watch_ = WakeWatch::once;  // an old kernel: its polls do not last
         } else {
           woken_ = true;
         }
@@ -403,6 +452,7 @@ class UringEngine final : public Engine {
   std::size_t in_flight_ = 0;
   unsigned buffers_max_ = 0;
   unsigned files_max_ = 0;
+  clockid_t kernel_thread_ = 0;  // its clock; 0: there is none
   std::shared_ptr<SharedBuffers> shared_;
   std::map<unsigned, SharedBuffers::Key> borrowed_;  // by index
 };
@@ -411,14 +461,22 @@ Error refused(const char* operation, int code) {
   return Error({.operation = operation, .code = code, .hint = why_refused(operation, code)});
 }
 
+int init_ring(io_uring& ring, unsigned entries, unsigned flags) noexcept {
+  io_uring_params settings{};
+  settings.flags = flags;
+  settings.sq_thread_idle = poll_idle_milliseconds;
+  const int opened = io_uring_queue_init_params(entries, &ring, &settings);
+  if (opened >= 0) static_cast<void>(rings_closed.load(std::memory_order_acquire));
+  return opened;
+}
+
 // Sends a request through a small ring of the same kind: filters refuse system calls one by one.
 // The engine's own ring belongs to the thread that attaches it.
 Status round_trip(unsigned flags) {
   io_uring ring{};
-  if (const int opened = io_uring_queue_init(1, &ring, flags); opened < 0) {
+  if (const int opened = init_ring(ring, 1, flags); opened < 0) {
     return refused("io_uring_setup", -opened);
   }
-  static_cast<void>(rings_closed.load(std::memory_order_acquire));
   io_uring_probe nothing{};
   const int registered = (flags & IORING_SETUP_R_DISABLED) != 0
                              ? io_uring_enable_rings(&ring)
@@ -437,17 +495,15 @@ Status round_trip(unsigned flags) {
   return Nothing{};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
+Result<std::unique_ptr<Engine>> open_ring(unsigned depth, std::span<const unsigned> flags_to_try) {
   io_uring ring{};
   // The watch for wake() and a cancellation need an entry each.
   const unsigned entries = depth + 2;
   int opened = -EINVAL;
   unsigned flags = 0;
-  for (const unsigned wanted : setup_flags) {
+  for (const unsigned wanted : flags_to_try) {
     flags = wanted;
-    opened = io_uring_queue_init(entries, &ring, flags);
+    opened = init_ring(ring, entries, flags);
     if (opened != -EINVAL) break;
   }
   if (opened < 0) return refused("io_uring_setup", -opened);
@@ -457,7 +513,6 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
     close_ring(ring);
     return refused("io_uring_setup", ENOSYS);
   }
-  static_cast<void>(rings_closed.load(std::memory_order_acquire));
   if (Status works = round_trip(flags); !works.ok()) {
     close_ring(ring);
     return works.error();
@@ -472,6 +527,22 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth) {
     return refused("eventfd", code);
   }
   return std::unique_ptr<Engine>(std::make_unique<UringEngine>(ring, flags, wake_fd, depth));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth, Polling polling) {
+  auto opened = polling == Polling::submission ? open_ring(depth, polled_setup_flags)
+                                               : open_ring(depth, setup_flags);
+  if (!opened.ok() || polling != Polling::completion) return opened;
+  io_uring ring{};
+  constexpr unsigned flags = IORING_SETUP_IOPOLL;
+  if (const int refusal = init_ring(ring, depth, flags); refusal < 0) {
+    return refused("io_uring_setup", -refusal);
+  }
+  io_uring_ring_dontfork(&ring);
+  return make_polling_engine(std::make_unique<UringEngine>(ring, flags, -1, depth),
+                             std::move(opened.value()), depth);
 }
 
 }  // namespace tensorferry::engines
