@@ -5,7 +5,6 @@
 
 #include "support/child.h"
 #include "support/engine_contract.h"
-#include "support/sanitizers.h"
 #include "support/seccomp.h"
 
 namespace tensorferry::engines {
@@ -137,7 +136,6 @@ TEST_P(SharedBuffers, outlive_the_engine_that_registered_first_while_it_reads) {
 }
 
 TEST_P(SharedBuffers, are_registered_by_each_engine_where_the_kernel_cannot_share) {
-  if (support::thread_sanitized) GTEST_SKIP() << "ThreadSanitizer allows no threads in a child";
   const auto child = support::run_in_child([this]() -> std::string {
     if (auto fault = support::refuse_ring_registration(clone_buffers, EINVAL); !fault.empty()) {
       return fault;
