@@ -55,6 +55,7 @@ struct Device {
   // The NUMA node that its disks are attached to. -1 if it is unknown, if the disks are on several
   // nodes, and on a machine with one node.
   int numa_node = -1;
+  bool polled_queues = false;  // whether Polling::completion works on it
 };
 
 // The device that holds the files at this path (a file, a directory or a block device). The process

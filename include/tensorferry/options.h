@@ -35,6 +35,23 @@ enum class Submit : std::uint8_t { batch, single };
 // `on` refills the queue as completions arrive; `off` submits a batch and drains it.
 enum class Overlap : std::uint8_t { on, off };
 
+// What polls, instead of sleeping, while requests are under way; only with io_uring. It burns a
+// core for each worker.
+//
+// `submission`: a thread of the kernel for each worker takes requests from the ring, so that
+// submitting costs no system call (SQPOLL). It sleeps when nothing has come for 10 ms.
+//
+// `completion`: workers ask the device for completions (IOPOLL). The device must have polled
+// queues; for NVMe, set nvme.poll_queues on the kernel's command line. On any other device an
+// operation fails with EOPNOTSUPP.
+enum class Polling : std::uint8_t { off, submission, completion };
+
+// "off", "submission", "completion".
+[[nodiscard]] TENSORFERRY_EXPORT std::string_view to_string(Polling polling) noexcept;
+
+// The reverse of to_string(). Throws Error (EINVAL) that names the choices.
+[[nodiscard]] TENSORFERRY_EXPORT Polling parse_polling(std::string_view text);
+
 // What must be on the drive before a write is done. `none`: nothing. `data`: the bytes and the
 // metadata that reading them back needs. `full`: all metadata too, and the file's entry in the
 // directory that holds it at the time of the sync, even if the file was renamed after it was
@@ -66,6 +83,9 @@ struct HandleOptions {
   // operation that was given up, or that failed unnoticed. close() throws it instead. Must not
   // throw.
   std::function<void(const Error&)> on_lost = {};
+
+  // Not `off`: `automatic` is io_uring or an error.
+  Polling polling = Polling::off;
 };
 
 }  // namespace tensorferry

@@ -25,11 +25,13 @@ Durability parse_durability(const std::string& text) {
 
 void make_handle(PyHandle* self, const std::string& engine, nb::handle block_bytes,
                  nb::handle queue_depth, nb::handle workers, const std::string& submit,
-                 bool overlap, nb::handle slot_bytes, double close_limit_seconds) {
+                 bool overlap, nb::handle slot_bytes, double close_limit_seconds,
+                 const std::string& polling) {
   HandleOptions options =
       handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes", "open handle");
   options.close_limit_seconds = close_limit_seconds;
+  options.polling = parse_polling(polling);
   new (self) PyHandle("use handle", options);
 }
 
@@ -349,12 +351,13 @@ b'3456'
       nb::arg("block_bytes") = nb::none(), nb::arg("queue_depth") = nb::none(),
       nb::arg("workers") = nb::none(), nb::arg("submit") = "batch", nb::arg("overlap") = true,
       nb::arg("slot_bytes") = nb::none(), nb::arg("close_limit_seconds") = 30.0,
+      nb::arg("polling") = "off",
       nb::sig(
           "def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = "
           "'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, "
           "workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', "
-          "overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0) "
-          "-> None"));
+          "overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0, "
+          "polling: Literal['off', 'submission', 'completion'] = 'off') -> None"));
   bind_transfers(handle);
   bind_life(handle);
   bind_closing(

@@ -276,7 +276,7 @@ class Handle:
     b'3456'
     """
 
-    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0) -> None: ...
+    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0, polling: Literal['off', 'submission', 'completion'] = 'off') -> None: ...
 
     def read(self, buffer: object, file: _File, offset: int = 0) -> Operation:
         """

@@ -137,4 +137,21 @@ CLI::Option* add_engine(CLI::App& app, EngineKind& engine) {
       ->default_str(std::string(to_string(engine)));
 }
 
+CLI::Option* add_polling(CLI::App& app, Polling& polling) {
+  return app
+      .add_option_function<std::string>(
+          "--polling",
+          [&polling](const std::string& text) {
+            try {
+              polling = parse_polling(text);
+            } catch (const std::exception&) {
+              throw CLI::ValidationError(
+                  "--polling", text + " is no polling; choose off, submission or completion");
+            }
+          },
+          "off, submission or completion; burns a core per worker")
+      ->type_name("NAME")
+      ->default_str(std::string(to_string(polling)));
+}
+
 }  // namespace tensorferry::cli

@@ -47,5 +47,7 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, unsigned& value, 
 
 // --engine auto|io_uring|libaio|threads|gds.
 CLI::Option* add_engine(CLI::App& app, EngineKind& engine);
+// --polling off|submission|completion.
+CLI::Option* add_polling(CLI::App& app, Polling& polling);
 
 }  // namespace tensorferry::cli

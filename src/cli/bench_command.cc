@@ -141,6 +141,7 @@ bench::Json settings_of(const Options& options, const std::string& directory) {
           {"queue_depth", latency.handle.queue_depth},
           {"block_bytes", latency.handle.block_bytes},
           {"engine", to_string(latency.handle.engine)},
+          {"polling", to_string(latency.handle.polling)},
           {"memory", to_string(latency.memory)},
           {"seed", latency.seed}};
 }
@@ -218,6 +219,7 @@ Command add_bench(CLI::App& program) {
             "requests in flight per thread");
   add_size(*app, "--block-size", latency.handle.block_bytes, "bytes per request");
   add_engine(*app, latency.handle.engine);
+  add_polling(*app, latency.handle.polling);
   app->add_flag_callback(
       "--pinned", [&latency] { latency.memory = bench::MemoryKind::pinned; },
       "page-locked tensors (default)");

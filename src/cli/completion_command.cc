@@ -38,6 +38,7 @@ std::string bash_script(const CLI::App& program) {
   return fmt::format(R"(_tensorferry() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
   case $before in
+    --polling) COMPREPLY=($(compgen -W "off submission completion" -- "$word")); return ;;
     --engine) COMPREPLY=($(compgen -W "auto io_uring libaio threads gds" -- "$word")); return ;;
     --objective) COMPREPLY=($(compgen -W "read write balanced latency" -- "$word")); return ;;
   esac

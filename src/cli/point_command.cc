@@ -116,6 +116,7 @@ Command add_point(CLI::App& program) {
       "--single-submit", [&point] { point.submit = Submit::single; },
       "one system call per request");
   add_engine(*app, point.engine);
+  add_polling(*app, point.polling);
   app->add_flag_callback(
       "--gpu", [&point] { point.memory = bench::MemoryKind::gpu; }, "a tensor of the first GPU");
   app->add_option("--json", options->json, "write the seconds of each loop")->type_name("FILE");

@@ -77,6 +77,17 @@ void print_choice(const bench::Tuned& tuned, Objective objective) {
   fmt::print("\n{}\n", bench::Json{{"aio", aio_block(tuned.best.point)}}.dump(2));
 }
 
+void print_polling(const bench::Tuned& tuned) {
+  if (!tuned.polling.empty()) fmt::print("\n");
+  for (const bench::PollingTrial& trial : tuned.polling) {
+    fmt::print("With polling for {}: {}\n", to_string(trial.polling),
+               trial.problem.empty()
+                   ? fmt::format("{:.2f}x, for a core per worker; Handle(polling='{}') chooses it",
+                                 trial.gain, to_string(trial.polling))
+                   : "not measured: " + trial.problem);
+  }
+}
+
 // Stores the profile and returns its path, or prints why it cannot and returns an empty path.
 std::string keep_profile(const bench::Volume& volume, const Candidate& best) {
   std::string path = profile_path(volume.device);
@@ -157,6 +168,10 @@ int run(const Options& options) {
   print_choice(tuned, objective);
   results["best"] = to_json(tuned.best, objective);
   results["default"] = to_json(tuned.usual, objective);
+  print_polling(tuned);
+  for (const bench::PollingTrial& trial : tuned.polling) {
+    results["polling"].push_back(to_json(trial));
+  }
   results["seconds"] = tuned.seconds;
   if (!options.config.empty()) {
     bench::write_config(options.config, tuned.best.point);
@@ -203,6 +218,9 @@ Command add_tune(CLI::App& program) {
       ->type_name("NAME")
       ->default_str("balanced");
   add_count(*app, "--seconds", options->seconds, 5, 600, "the longest time to measure");
+  app->add_flag_callback(
+      "--try-polling", [options] { options->tune.polling = {Polling::submission}; },
+      "measure the best settings with polling for submission too");
   app->add_option("--write-config", options->config,
                   "write the settings into \"aio\" of this DeepSpeed configuration")
       ->type_name("FILE");

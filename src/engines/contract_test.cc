@@ -43,9 +43,11 @@ std::size_t settled_threads(std::size_t wanted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, EngineContract,
-                         ::testing::Values(EngineKind::io_uring, EngineKind::libaio,
-                                           EngineKind::threads),
-                         [](const auto& engine) { return std::string(to_string(engine.param)); });
+                         ::testing::Values(Tested{EngineKind::io_uring},
+                                           Tested{EngineKind::io_uring, Polling::submission},
+                                           Tested{EngineKind::io_uring, Polling::completion},
+                                           Tested{EngineKind::libaio}, Tested{EngineKind::threads}),
+                         ::testing::PrintToStringParamName());
 
 // ---- bytes and errors ---------------------------------------------------------------------------
 
@@ -424,7 +426,7 @@ TEST_P(EngineContract, cancelling_what_is_not_there_does_nothing) {
 
 TEST_P(EngineContract, capabilities_are_sane) {
   const auto engine = open();
-  EXPECT_EQ(engine->kind(), GetParam());
+  EXPECT_EQ(engine->kind(), GetParam().kind);
   const Capabilities facts = engine->capabilities();
   EXPECT_LE(facts.buffers_max, 1U << 14);
   EXPECT_LE(facts.files_max, 1U << 15);
@@ -531,7 +533,7 @@ TEST_P(EngineContract, requests_in_flight_keep_a_file_that_is_let_go) {
 // ---- owners and ends ----------------------------------------------------------------------------
 
 TEST_P(EngineContract, another_thread_than_the_opener_can_be_the_owner) {
-  auto opened = open_engine(GetParam(), depth, os::System::real()).or_throw();
+  auto opened = GetParam().open(depth).or_throw();
   auto used = std::async(std::launch::async, [&] {
     EXPECT_EQ(opened->attach(), 0);
     const Memory memory(64 * KiB);
@@ -576,7 +578,7 @@ TEST_P(EngineContract, an_engine_that_ends_leaves_no_descriptor_and_no_thread) {
     ASSERT_EQ(run(*engine, request(RequestKind::read, memory.at(0), 4096, 0)), 4096);
   }
   for (int i = 0; i < 30; ++i) {
-    auto never_attached = open_engine(GetParam(), depth, os::System::real()).or_throw();
+    auto never_attached = GetParam().open(depth).or_throw();
   }
   EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
   EXPECT_EQ(settled_threads(threads), threads);

@@ -23,6 +23,9 @@ const char* verb(RequestKind kind) noexcept {
 }
 
 int Engine::register_buffer(unsigned, std::span<std::byte>) { return -EOPNOTSUPP; }
+int Engine::share_buffer(unsigned index, std::span<std::byte> memory, std::uint64_t) {
+  return register_buffer(index, memory);
+}
 void Engine::unregister_buffer(unsigned) noexcept {}
 int Engine::register_file(unsigned, int) { return -EOPNOTSUPP; }
 void Engine::unregister_file(unsigned) noexcept {}
@@ -54,7 +57,7 @@ std::optional<OwnCode> own_code(int code) {
 Result<std::unique_ptr<Engine>> open_engine(EngineKind kind, unsigned depth, os::System& system) {
   switch (kind) {
     case EngineKind::io_uring:
-      return open_uring_engine(depth);
+      return open_uring_engine(depth, Polling::off);
     case EngineKind::libaio:
       return open_libaio_engine(depth);
     case EngineKind::gds:

@@ -105,6 +105,10 @@ class Engine {
   // most registered_buffer_bytes_max long. Unregistering never waits and never fails; requests in
   // flight keep what they use.
   virtual int register_buffer(unsigned index, std::span<std::byte> memory);
+  // Does the same for memory that other engines of this process may register too, under the same
+  // id: if the kernel can share it between them, it pins the memory and charges it to the memlock
+  // limit once. An id must not be used again for other memory.
+  virtual int share_buffer(unsigned index, std::span<std::byte> memory, std::uint64_t id);
   virtual void unregister_buffer(unsigned index) noexcept;
   virtual int register_file(unsigned index, int fd);
   virtual void unregister_file(unsigned index) noexcept;
@@ -150,10 +154,16 @@ struct OwnCode {
                                                           os::System& system);
 
 // One per engine file.
-[[nodiscard]] Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth);
+[[nodiscard]] Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth, Polling polling);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_threads_engine(unsigned depth,
                                                                   os::System& system);
 [[nodiscard]] Result<std::unique_ptr<Engine>> open_gds_engine(unsigned depth, os::System& system);
+
+// An engine that asks `polled` for completions again and again while that has requests: reads and
+// writes of descriptors with O_DIRECT. `rest` has all others. `polled` is never asked to wait.
+[[nodiscard]] std::unique_ptr<Engine> make_polling_engine(std::unique_ptr<Engine> polled,
+                                                          std::unique_ptr<Engine> rest,
+                                                          unsigned depth);
 
 }  // namespace tensorferry::engines

@@ -188,6 +188,7 @@ class Inspection {
       device_.name = name_of(disk);
       device_.number = first_line_of(disk + "/dev");
       device_.identity = identity_of(disk);
+      device_.polled_queues = size_in(disk + "/queue/io_poll") > 0;
     }
     const std::string queue = disk + "/queue/";
     const std::size_t sectors_bytes = size_in(queue + "max_sectors_kb") * KiB;

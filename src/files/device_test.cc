@@ -28,6 +28,7 @@ struct Queue {
   std::string logical_block = "512";
   std::string requests = {};
   std::string segment_bytes_max = {};
+  std::string poll = {};
 };
 
 // A sysfs with the folders that the kernel makes: devices below /devices, links elsewhere.
@@ -42,6 +43,7 @@ class FakeTree {
     write(folder / "queue/logical_block_size", queue.logical_block);
     write(folder / "queue/nr_requests", queue.requests);
     write(folder / "queue/max_segment_size", queue.segment_bytes_max);
+    write(folder / "queue/io_poll", queue.poll);
   }
 
   void partition(const std::string& disk_name, const std::string& name, const std::string& number) {
@@ -124,6 +126,18 @@ void expect_nothing_known(const Device& device) {
   EXPECT_EQ(device.request_bytes_max, 0u);
   EXPECT_EQ(device.block_bytes, 512 * KiB);
   EXPECT_EQ(device.huge_page_block_bytes, 512 * KiB);
+}
+
+TEST(Device, has_polled_queues_if_its_disk_says_so) {
+  FakeTree tree;
+  tree.disk("nvme0n1", "259:0", {.poll = "1"});
+  tree.partition("nvme0n1", "nvme0n1p1", "259:1");
+  tree.disk("nvme1n1", "259:2", {.poll = "0"});
+  tree.disk("vda", "254:0", {});
+  EXPECT_TRUE(tree.inspect(259, 0).polled_queues);
+  EXPECT_TRUE(tree.inspect(259, 1).polled_queues);
+  EXPECT_FALSE(tree.inspect(259, 2).polled_queues);
+  EXPECT_FALSE(tree.inspect(254, 0).polled_queues);
 }
 
 TEST(Device, plain_disk_is_limited_by_sectors) {

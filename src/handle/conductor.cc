@@ -46,13 +46,20 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Seams seams) {
   if (Status checked = check_options(options); !checked.ok()) return checked.error();
+  HandleOptions settled = options;
+  if (options.polling != Polling::off) settled.engine = EngineKind::io_uring;
+  if (!seams.open_engine && options.polling != Polling::off) {
+    seams.open_engine = [polling = options.polling](EngineKind, unsigned depth, os::System&) {
+      return engines::open_uring_engine(depth, polling);
+    };
+  }
   if (!seams.open_engine) seams.open_engine = engines::open_engine;
   os::System& system = seams.system != nullptr ? *seams.system : os::System::real();
   std::unique_ptr<Conductor> conductor(
-      new Conductor(options, system, std::move(seams.open_engine)));
+      new Conductor(settled, system, std::move(seams.open_engine)));
   // An explicit engine that does not work here is refused now. Threads and rings start with the
   // first operation that is queued: a handle for small transfers stays small.
-  if (options.engine != EngineKind::automatic) {
+  if (settled.engine != EngineKind::automatic) {
     if (auto engine = conductor->engine(); !engine.ok()) return engine.error();
   }
   return conductor;
@@ -164,9 +171,11 @@ std::string Conductor::gpu_reason() const {
 template <class Open>
 Result<EngineKind> Conductor::choose_engine(const Device& device, Open open) {
   if (!automatic()) {
-    if (Status opened = open(options_.engine, "chosen by the caller"); !opened.ok()) {
-      return opened.error();
+    std::string why = "chosen by the caller";
+    if (options_.polling != Polling::off) {
+      why += ", with polling for " + std::string(to_string(options_.polling));
     }
+    if (Status opened = open(options_.engine, std::move(why)); !opened.ok()) return opened.error();
     return options_.engine;
   }
   std::string refusals;
@@ -192,6 +201,7 @@ Result<EngineKind> Conductor::choose_engine(const Device& device, Open open) {
 }
 
 Result<std::shared_ptr<Crew>> Conductor::start_main(const Device& device) {
+  if (Status checked = check_polling(options_, device); !checked.ok()) return checked.error();
   std::shared_ptr<Crew> main;
   auto chosen = choose_engine(device, [&](EngineKind kind, std::string reason) -> Status {
     auto crew = start_crew(kind, std::move(reason), device, SlotShares::workers);
@@ -325,7 +335,8 @@ Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
 
 Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
   const bool by_gpu_crew = part.gpu >= 0 && engines::moves_gpu_memory(options_.engine);
-  if (inline_mover_.fits(direction, part) && !by_gpu_crew) {
+  const bool by_polling = options_.polling == Polling::completion;
+  if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling) {
     if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check_part(direction, part); !checked.ok()) return checked;
     Result<Fences> fences = fences_for({&part, 1});

@@ -88,12 +88,20 @@ TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
 class CountsPages : public os::System {
  public:
   int advise(std::byte* memory, std::size_t bytes, int advice) override {
-    if (advice != MADV_POPULATE_WRITE || bytes != huge_page_bytes) return 0;
-    made.push_back(memory);
+    constexpr int collapse = 25;  // MADV_COLLAPSE
+    if (advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE) ++lasting;
+    if (advice != collapse) return 0;
+    for (std::size_t at = 0; at < bytes; at += huge_page_bytes) made.push_back(memory + at);
     std::fill_n(memory, bytes, std::byte{0});
     return 0;
   }
+  int resident(std::byte* page) override {
+    ++asked;
+    return System::resident(page);
+  }
   std::vector<std::byte*> made;
+  int lasting = 0;  // advice that stays on the memory
+  int asked = 0;    // whether a page is in memory
 };
 
 // In any order of the blocks: a small page that something touched first stays small.
@@ -110,6 +118,7 @@ TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
       const std::span<std::byte> memory{begin, pages * huge_page_bytes};  // 7 of them whole
       support::write_whole_file(dir.file("data"), support::pattern(memory.size(), 0, 1));
       system.made.clear();
+      system.asked = 0;
       Gate gate;
       gate.newest_first = newest_first;
       gate.open();
@@ -122,9 +131,41 @@ TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
       EXPECT_EQ(system.made.size(), pages - 1)
           << "skew " << skew << (newest_first ? ", newest" : "");
       EXPECT_EQ(std::ranges::adjacent_find(system.made), system.made.end()) << "one was made twice";
+      EXPECT_EQ(system.lasting, 0);
+      EXPECT_LE(system.asked, 1) << "of one read";
       os::System::real().unmap(mapped, (pages + 2) * huge_page_bytes);
     }
   }
+}
+
+// The line of /proc/self/smaps with the flags of the mapping that holds this address.
+std::string mapping_flags(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream lines("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      inside = begin <= wanted && wanted < end;
+    } else if (inside && line.starts_with("VmFlags:")) {
+      return line + " ";
+    }
+  }
+  return "";
+}
+
+TEST_P(MemoryUse, fresh_memory_keeps_no_advice) {
+  constexpr std::size_t bytes = 32 * MiB;
+  const std::string path = make_file("data", bytes, 1);
+  const std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);
+  Handle handle(options());
+  handle.read({memory.get(), bytes}, path).wait();
+  EXPECT_EQ(support::pattern_fault({memory.get(), bytes}, 0, 1), "");
+  const std::string flags = mapping_flags(memory.get() + bytes / 2);
+  ASSERT_NE(flags, "");
+  EXPECT_EQ(flags.find(" hg "), std::string::npos) << flags;
+  EXPECT_EQ(flags.find(" nh "), std::string::npos) << flags;
 }
 
 // --- Page-locked memory ----------------------------------------------------------------------
@@ -187,11 +228,32 @@ TEST_P(MemoryUse, an_idle_handle_lets_go_of_freed_memory) {
   }
 }
 
+TEST_P(MemoryUse, only_the_pieces_of_page_locked_memory_that_are_used_are_registered) {
+  constexpr std::size_t piece_bytes = 64 * MiB;
+  const std::string path = make_file("data", MiB, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle({.engine = GetParam(), .workers = 1});
+  const PinnedBuffer buffer(3 * piece_bytes);
+  const std::uint64_t before = pinned_kib();
+  for (const std::size_t begin :
+       {std::size_t{0}, 2 * MiB, 2 * piece_bytes, 3 * piece_bytes - MiB}) {
+    handle.read(buffer.bytes().subspan(begin, MiB), file).wait();
+    EXPECT_EQ(support::pattern_fault(buffer.bytes().subspan(begin, MiB), 0, 1), "");
+    const std::uint64_t pieces = begin < piece_bytes ? 1 : 2;
+    if (handle.stats().fixed_requests == 0) continue;
+    EXPECT_GE(pinned_kib(), before + pieces * piece_bytes / KiB);
+    EXPECT_LT(pinned_kib(), before + (pieces * piece_bytes + 4 * MiB) / KiB);
+  }
+  const auto over_the_edge = buffer.bytes().subspan(piece_bytes - 100 * KiB, MiB);
+  handle.read(over_the_edge, file).wait();
+  EXPECT_EQ(support::pattern_fault(over_the_edge, 0, 1), "");
+}
+
 TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_come_and_go) {
   const std::string path = make_file("data", page_bytes(), 1);
   const File file = File::open(path, Access::read);
   Handle handle(options());
-  for (int i = 0; i < 1500; ++i) {
+  for (int i = 0; i < 4500; ++i) {
     PinnedBuffer buffer(page_bytes());
     handle.read(buffer.bytes(), file).wait();
     ASSERT_EQ(support::pattern_fault(buffer.bytes(), 0, 1), "");
@@ -206,7 +268,7 @@ TEST_P(MemoryUse, more_buffers_than_the_ring_has_places_at_once_all_work) {
   const File file = File::open(path, Access::read);
   Handle handle(options());
   std::vector<PinnedBuffer> buffers;
-  for (int i = 0; i < 1100; ++i) {
+  for (int i = 0; i < 4200; ++i) {
     buffers.emplace_back(page_bytes());
     handle.read(buffers.back().bytes(), file).wait();
   }

@@ -2,6 +2,7 @@
 // Each belongs to one worker; only its thread uses it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,26 +16,32 @@
 
 namespace tensorferry::handle {
 
-// The regions that are registered with the worker's engine, by index.
+// The regions that are registered with the worker's engine, piece by piece as blocks use them.
 class RegisteredRegions {
  public:
   RegisteredRegions(engines::Engine& engine, Ledger& ledger) : engine_(engine), ledger_(ledger) {}
 
-  // The index of `memory`, which lies in `region`. Registers the region at first use. Returns -1 if
-  // the kernel refuses, and notes that once as a fallback.
+  // The index of the piece of `region` that `memory` lies in; registers it at first use. Returns -1
+  // if the memory reaches into the next piece, or if the kernel refuses: it notes that once as a
+  // fallback, and tries again after a while.
   [[nodiscard]] int index_of(const std::shared_ptr<memory::Region>& region,
                              std::span<const std::byte> memory);
   // Unregisters regions that have ended.
   void drop_ended() noexcept;
-  // Unregisters all. The end of the engine would not: a child of fork() may hold its ring too.
+  // Unregisters all. The end of the engine would not, or late: a child of fork() may hold its ring
+  // too, and the kernel returns what it charged to the memlock limit some time after the ring.
   void drop_all() noexcept;
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Entry {
     std::weak_ptr<memory::Region> region;
-    std::vector<unsigned> indexes;  // one for each GiB; empty if the kernel refused
+    std::size_t piece_bytes = 0;
+    std::vector<int> indexes;  // one for each piece; -1: not registered
   };
-  [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region);
+  [[nodiscard]] Entry& enter(const std::shared_ptr<memory::Region>& region,
+                             std::size_t block_bytes);
+  [[nodiscard]] int try_to_register(const memory::Region& region, std::span<std::byte> piece);
   void unregister(Entry& entry) noexcept;
 
   engines::Engine& engine_;
@@ -43,6 +50,9 @@ class RegisteredRegions {
   std::vector<unsigned> free_indexes_;
   unsigned next_index_ = 0;
   std::uint64_t ended_seen_ = 0;
+  Clock::duration pause_{};  // since the last refusal; zero: the last piece was not refused
+  Clock::time_point refused_until_;
+  bool refusal_noted_ = false;
 };
 
 // Registers the file of a long run with the engine while blocks of it are in flight, and no longer:

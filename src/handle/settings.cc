@@ -83,6 +83,11 @@ Status check_options(const HandleOptions& options) {
                    " and must be at least " + std::to_string(needed) + " for " +
                    std::to_string(workers) + " workers");
   }
+  if (options.polling != Polling::off && options.engine != EngineKind::automatic &&
+      options.engine != EngineKind::io_uring) {
+    return refused("polling is " + std::string(to_string(options.polling)) + " and the engine is " +
+                   std::string(to_string(options.engine)) + "; only io_uring polls");
+  }
   const double limit = options.close_limit_seconds;
   const bool is_valid = limit > 0 && limit <= close_limit_seconds_max;  // false for NaN
   if (!is_valid) {
@@ -90,6 +95,16 @@ Status check_options(const HandleOptions& options) {
                    " and must be more than 0 and at most a year");
   }
   return Nothing{};
+}
+
+Status check_polling(const HandleOptions& options, const Device& device) {
+  if (options.polling != Polling::completion || device.polled_queues) return Nothing{};
+  const std::string name = device.name.empty() ? "no block device" : device.name;
+  return Error({.operation = "poll for completions",
+                .path = device.name.empty() ? "" : "/dev/" + device.name,
+                .code = EOPNOTSUPP,
+                .hint = name + " has no polled queues; for NVMe set nvme.poll_queues on the "
+                               "kernel's command line, or open the handle without polling"});
 }
 
 bool cuts_small_transfers(const HandleOptions& options) noexcept {

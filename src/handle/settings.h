@@ -18,6 +18,9 @@ enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inlin
 
 [[nodiscard]] Status check_options(const HandleOptions& options);
 
+// Whether the device can do what the options say of polling.
+[[nodiscard]] Status check_polling(const HandleOptions& options, const Device& device);
+
 // The memory for slots that these shares amount to.
 [[nodiscard]] std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept;
 

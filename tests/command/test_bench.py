@@ -191,6 +191,12 @@ def test_an_engine_that_was_asked_for_is_used(ferry, engine):
     assert results["settings"]["memory"] == "pageable"
 
 
+def test_polling_that_was_asked_for_is_used(ferry):
+    results = results_of(ferry, *SMALL, "--polling", "submission")
+    assert results["settings"]["polling"] == "submission"
+    assert all("submission" in one["engine_reason"] for one in results["series"])
+
+
 def test_wrong_usage_is_exit_2_and_says_what_was_meant(ferry):
     for arguments, word in (
         (["--sizess", "4K"], "--sizes"),
@@ -201,6 +207,7 @@ def test_wrong_usage_is_exit_2_and_says_what_was_meant(ferry):
         (["--iterations", "-3"], "iterations"),
         (["--threads", "many"], "threads"),
         (["--engine", "warp"], "io_uring"),
+        (["--polling", "warp"], "submission"),
         (["--pinned", "--pageable"], "pinned"),
         (["stray"], "stray"),
     ):

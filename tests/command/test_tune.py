@@ -74,6 +74,19 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     assert not list(ferry.place.glob("tensorferry-*"))
 
 
+def test_polling_is_tried_if_asked_for(ferry):
+    said = ferry("tune", ".", "--seconds", "6", "--try-polling", "--json", "t.json").stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("With polling for")]
+    results = json.loads((ferry.place / "t.json").read_text())
+    validate(results)
+    (trial,) = results["polling"]
+    assert trial["polling"] == "submission" and "submission" in line
+    if results["best"]["engine"] == "io_uring":
+        assert trial["gain"] > 0 and f"{trial['gain']:.2f}x" in line
+    else:
+        assert "only io_uring polls" in line and trial["problem"] == "only io_uring polls"
+
+
 def test_the_settings_of_a_profile_are_used(ferry):
     """A trace shows requests of the profile's size."""
     ferry("tune", ".", "--seconds", "5")

@@ -36,6 +36,12 @@ def test_the_oldest_kernel_for_io_uring_is_the_same_everywhere():
         assert found(r"(\d\.\d+) or later is best", name) == {"6.1"}, name
 
 
+def test_the_pause_before_the_polling_thread_sleeps_is_the_same_everywhere():
+    pause = found(r"poll_idle_milliseconds = (\d+);", "src/engines/uring_engine.cc")
+    for name in ("include/tensorferry/options.h", "docs/guides/systems.md"):
+        assert found(r"nothing has come for (\d+) ms", name) == pause, name
+
+
 def test_the_limits_of_a_handle_are_the_same_everywhere():
     depth, workers, block = "4096", "256", 1 << 30
     for name in ("src/handle/settings.cc", "src/files/profile.cc"):

@@ -257,6 +257,8 @@ def test_engines_are_chosen_or_refused(path):
         {"workers": 0},
         {"workers": 10**6},
         {"submit": "often"},
+        {"polling": "always"},
+        {"engine": "threads", "polling": "submission"},
         {"slot_bytes": -5},
     ],
 )

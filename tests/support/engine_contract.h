@@ -12,7 +12,9 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/alignment.h"
@@ -50,7 +52,30 @@ inline ::testing::AssertionResult holds(const std::byte* memory, std::size_t byt
   return ::testing::AssertionSuccess();
 }
 
-class EngineContract : public ::testing::TestWithParam<EngineKind> {
+// An engine under test.
+struct Tested {
+  EngineKind kind = EngineKind::threads;
+  Polling polling = Polling::off;
+
+  // Where no device has polled queues, `completion` polls an ordinary ring.
+  [[nodiscard]] Result<std::unique_ptr<Engine>> open(unsigned depth) const {
+    if (polling == Polling::off) return open_engine(kind, depth, os::System::real());
+    if (polling == Polling::submission) return open_uring_engine(depth, polling);
+    auto polled = open_uring_engine(depth, Polling::off);
+    auto rest = open_uring_engine(depth, Polling::off);
+    if (!polled.ok()) return polled;
+    if (!rest.ok()) return rest;
+    return make_polling_engine(std::move(polled.value()), std::move(rest.value()), depth);
+  }
+
+  friend std::ostream& operator<<(std::ostream& out, const Tested& tested) {
+    out << to_string(tested.kind);
+    return tested.polling == Polling::off ? out << ""
+                                          : out << "_polls_" << to_string(tested.polling);
+  }
+};
+
+class EngineContract : public ::testing::TestWithParam<Tested> {
  protected:
   static constexpr std::size_t file_bytes = 8 * MiB;
   static constexpr std::uint64_t seed = 7;
@@ -67,7 +92,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     ASSERT_EQ(::fsync(buffered_fd_), 0);
     fd_ = ::open(path_.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
     if (fd_ < 0) GTEST_SKIP() << "the working directory's file system has no O_DIRECT";
-    if (auto opened = open_engine(GetParam(), depth, os::System::real()); !opened.ok()) {
+    if (auto opened = GetParam().open(depth); !opened.ok()) {
       GTEST_SKIP() << opened.error().what();
     }
   }
@@ -79,7 +104,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
   }
 
   static std::unique_ptr<Engine> open(unsigned engine_depth = depth) {
-    auto engine = open_engine(GetParam(), engine_depth, os::System::real()).or_throw();
+    auto engine = GetParam().open(engine_depth).or_throw();
     EXPECT_EQ(engine->attach(), 0);
     return engine;
   }

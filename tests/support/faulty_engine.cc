@@ -73,6 +73,9 @@ class FaultyEngine final : public engines::Engine {
   int register_buffer(unsigned index, std::span<std::byte> memory) override {
     return real_->register_buffer(index, memory);
   }
+  int share_buffer(unsigned index, std::span<std::byte> memory, std::uint64_t id) override {
+    return real_->share_buffer(index, memory, id);
+  }
   void unregister_buffer(unsigned index) noexcept override { real_->unregister_buffer(index); }
   int register_file(unsigned index, int fd) override { return real_->register_file(index, fd); }
   void unregister_file(unsigned index) noexcept override { real_->unregister_file(index); }

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace tensorferry::support {
@@ -24,17 +25,15 @@ sock_filter statement(unsigned code, unsigned value) {
 
 std::string complaint(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
 
-}  // namespace
+sock_filter skip_unless(unsigned value, unsigned char statements) {
+  return {static_cast<__u16>(BPF_JMP | BPF_JEQ | BPF_K), 0, statements, value};
+}
 
-std::string refuse_system_calls(std::span<const int> calls, int error) {
-  std::vector<sock_filter> program;
-  program.push_back(statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
-  for (const int call : calls) {
-    // If equal, falls through to the refusal; else skips it.
-    program.push_back(
-        {static_cast<__u16>(BPF_JMP | BPF_JEQ | BPF_K), 0, 1, static_cast<__u32>(call)});
-    program.push_back(statement(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<__u32>(error)));
-  }
+sock_filter refusal(int error) {
+  return statement(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<__u32>(error));
+}
+
+std::string install(std::vector<sock_filter> program) {
   program.push_back(statement(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return complaint("PR_SET_NO_NEW_PRIVS");
@@ -42,6 +41,27 @@ std::string refuse_system_calls(std::span<const int> calls, int error) {
     return complaint("seccomp");
   }
   return {};
+}
+
+}  // namespace
+
+std::string refuse_system_calls(std::span<const int> calls, int error) {
+  std::vector<sock_filter> program;
+  program.push_back(statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
+  for (const int call : calls) {
+    program.push_back(skip_unless(static_cast<__u32>(call), 1));
+    program.push_back(refusal(error));
+  }
+  return install(std::move(program));
+}
+
+std::string refuse_ring_registration(unsigned operation, int error) {
+  // The lower half of the second argument comes first: all processors here are little-endian.
+  const unsigned argument = offsetof(seccomp_data, args) + sizeof(__u64);
+  return install({statement(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                  skip_unless(SYS_io_uring_register, 3),
+                  statement(BPF_LD | BPF_W | BPF_ABS, argument), skip_unless(operation, 1),
+                  refusal(error)});
 }
 
 std::string refuse_system_call(int call, int error) {

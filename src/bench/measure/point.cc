@@ -73,6 +73,7 @@ HandleOptions to_options(const Point& point) {
   options.workers = point.workers;
   options.submit = point.submit;
   options.overlap = point.overlap;
+  options.polling = point.polling;
   return options;
 }
 

@@ -19,6 +19,7 @@ struct Point {
   Submit submit = Submit::batch;
   EngineKind engine = EngineKind::automatic;
   MemoryKind memory = MemoryKind::pinned;
+  Polling polling = Polling::off;
 };
 
 [[nodiscard]] HandleOptions to_options(const Point& point);

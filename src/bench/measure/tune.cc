@@ -30,7 +30,8 @@ constexpr double first_pass_shares = 2;
 constexpr std::size_t closing_max = 16;
 constexpr unsigned threads_max = 64;
 constexpr std::size_t passes_max = 60;
-constexpr double even = 0.99;  // of the best score counts as equal
+constexpr double polling_share = 0.1;  // of the time, for each kind of polling
+constexpr double even = 0.99;          // of the best score counts as equal
 
 bool same(const Point& one, const Point& other) {
   const auto key = [](const Point& point) {
@@ -351,12 +352,44 @@ void conclude(Tuned& tuned, const Volume& volume, const Point& usual) {
   tuned.usual.point = usual;
 }
 
+PollingTrial try_polling(Probe& probe, const Point& best, Polling polling, std::uint64_t bytes,
+                         double seconds, Objective objective, std::mt19937_64& random) {
+  PollingTrial trial{.polling = polling, .gain = 0, .problem = {}};
+  if (best.engine != EngineKind::io_uring) {
+    trial.problem = "only io_uring polls";
+    return trial;
+  }
+  Point polled = best;
+  polled.polling = polling;
+  try {
+    const Round round =
+        run_round(probe, {best, polled}, bytes, seconds, objective, random, Budget(seconds), [] {});
+    if (round.candidates.size() < 2) {
+      trial.problem = "there was no time to measure it";
+    } else {
+      trial.gain = round.candidates[1].score() / round.candidates[0].score();
+    }
+  } catch (const Error& error) {
+    trial.problem = error.what();
+  }
+  return trial;
+}
+
 }  // namespace
+
+std::vector<Polling> polling_for(const Volume& volume, const TuneOptions& options) {
+  std::vector<Polling> wanted = options.polling;
+  const bool listed = std::ranges::find(wanted, Polling::completion) != wanted.end();
+  if (volume.device.polled_queues && !listed) wanted.push_back(Polling::completion);
+  return wanted;
+}
 
 Tuned tune(const TuneOptions& options, const Volume& volume, const std::vector<Point>& candidates,
            const std::string& file, const std::function<void(const TuneStep&)>& watch,
            const std::function<void(const Round&)>& round_done) {
-  const Budget budget(options.seconds_max);
+  const std::vector<Polling> polling = polling_for(volume, options);
+  const double polling_seconds = options.seconds_max * polling_share;
+  const Budget budget(options.seconds_max - polling_seconds * static_cast<double>(polling.size()));
   const Point usual = usual_point(volume);
   double speed = rough_speed(file, usual);
   const std::uint64_t file_bytes = file_bytes_for(speed, options.seconds_max);
@@ -388,6 +421,11 @@ Tuned tune(const TuneOptions& options, const Volume& volume, const std::vector<P
     round_done(tuned.rounds.back());
   }
   conclude(tuned, volume, usual);
+  for (const Polling one : polling) {
+    tuned.polling.push_back(try_polling(probe, tuned.best.point, one,
+                                        tuned.rounds.back().transfer_bytes, polling_seconds,
+                                        options.objective, random));
+  }
   tuned.seconds = budget.spent();
   return tuned;
 }
@@ -421,6 +459,16 @@ Json to_json(const Round& round, Objective objective) {
     entry["scores"] = candidate.scores;
     entry["kept"] = candidate.kept;
     json["candidates"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+Json to_json(const PollingTrial& trial) {
+  Json json = {{"polling", to_string(trial.polling)}};
+  if (trial.problem.empty()) {
+    json["gain"] = trial.gain;
+  } else {
+    json["problem"] = trial.problem;
   }
   return json;
 }

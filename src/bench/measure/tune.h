@@ -42,10 +42,19 @@ struct Round {
   std::vector<Candidate> candidates;  // best first
 };
 
+// What polling would bring to the best settings. A Handle polls only if its options say so: a
+// profile does not have it.
+struct PollingTrial {
+  Polling polling = Polling::off;
+  double gain = 0;      // its score against that of the same settings without polling
+  std::string problem;  // why it was not measured; else empty
+};
+
 struct Tuned {
   std::vector<Round> rounds;
   Candidate best;
   Candidate usual;  // the defaults from sysfs, as measured in the last round
+  std::vector<PollingTrial> polling;
   double seconds = 0;
 };
 
@@ -69,7 +78,12 @@ struct Tuned {
 struct TuneOptions {
   Objective objective = Objective::balanced;
   double seconds_max = 25;
+  // Besides `completion`, which tune() tries where the drive has polled queues.
+  std::vector<Polling> polling = {};
 };
+
+// The polling to try on this drive.
+[[nodiscard]] std::vector<Polling> polling_for(const Volume& volume, const TuneOptions& options);
 
 // Progress.
 struct TuneStep {
@@ -87,6 +101,7 @@ inline constexpr std::uint64_t tune_bytes = 256 * MiB;
 
 [[nodiscard]] Json to_json(const Round& round, Objective objective);
 [[nodiscard]] Json to_json(const Candidate& candidate, Objective objective);
+[[nodiscard]] Json to_json(const PollingTrial& trial);
 
 // The settings as DeepSpeed reads them in its configuration: {"block_size": ...}.
 [[nodiscard]] Json aio_block(const Point& point);

@@ -54,6 +54,17 @@ TEST(tune, of_equals_the_usual_one_is_chosen_and_else_the_cheapest) {
   EXPECT_EQ(choose(round, usual).point.queue_depth, 64U) << "a real difference counts";
 }
 
+TEST(tune, tries_polling_where_it_is_asked_for_or_the_drive_has_queues_for_it) {
+  Volume plain;
+  Volume polled;
+  polled.device.polled_queues = true;
+  const TuneOptions asked{.polling = {Polling::submission}};
+  EXPECT_EQ(polling_for(plain, {}), std::vector<Polling>{});
+  EXPECT_EQ(polling_for(plain, asked), std::vector{Polling::submission});
+  EXPECT_EQ(polling_for(polled, {}), std::vector{Polling::completion});
+  EXPECT_EQ(polling_for(polled, asked), (std::vector{Polling::submission, Polling::completion}));
+}
+
 TEST(tune, the_block_for_deepspeed_has_real_booleans) {
   const Json block = aio_block({.block_bytes = 512 * KiB,
                                 .queue_depth = 16,
