@@ -89,7 +89,8 @@ class CountsPages : public os::System {
  public:
   int advise(std::byte* memory, std::size_t bytes, int advice) override {
     constexpr int collapse = 25;  // MADV_COLLAPSE
-    if (advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE) ++lasting;
+    const bool lasts = advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE;
+    if (lasts && memory >= users.data() && memory < users.data() + users.size()) ++lasting;
     if (advice != collapse) return 0;
     for (std::size_t at = 0; at < bytes; at += huge_page_bytes) made.push_back(memory + at);
     std::fill_n(memory, bytes, std::byte{0});
@@ -99,6 +100,7 @@ class CountsPages : public os::System {
     ++asked;
     return System::resident(page);
   }
+  std::span<std::byte> users;
   std::vector<std::byte*> made;
   int lasting = 0;  // advice that stays on the memory
   int asked = 0;    // whether a page is in memory
@@ -117,6 +119,7 @@ TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
       auto* const begin = reinterpret_cast<std::byte*>(first) + 4 * KiB + skew;
       const std::span<std::byte> memory{begin, pages * huge_page_bytes};  // 7 of them whole
       support::write_whole_file(dir.file("data"), support::pattern(memory.size(), 0, 1));
+      system.users = memory;
       system.made.clear();
       system.asked = 0;
       Gate gate;
