@@ -88,7 +88,9 @@ const std::string& demoted_without_proc = *new std::string(why_demoted(ENOENT));
 }  // namespace
 
 OpenFile::OpenFile(os::System& system, std::string path, int open_flags)
-    : system_(system), path_(std::make_shared<const std::string>(std::move(path))), open_flags_(open_flags) {}
+    : system_(system),
+      path_(std::make_shared<const std::string>(std::move(path))),
+      open_flags_(open_flags) {}
 
 OpenFile::~OpenFile() {
   const int buffered = buffered_fd_.load(std::memory_order_acquire);

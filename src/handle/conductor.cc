@@ -246,8 +246,7 @@ Result<std::shared_ptr<Crew>> Conductor::crew_for(const files::OpenFile& file, i
   return crew;
 }
 
-Result<Crews> Conductor::crews_for(std::span<Part> parts) {
-  Crews crews;
+Status Conductor::choose_crews(std::span<Part> parts, Crews& crews) {
   const Part* last = nullptr;
   for (Part& part : parts) {
     if (last != nullptr && last->file == part.file && last->gpu == part.gpu) {
@@ -261,7 +260,7 @@ Result<Crews> Conductor::crews_for(std::span<Part> parts) {
     }
     last = &part;
   }
-  return crews;
+  return Nothing{};
 }
 
 Result<std::pair<EngineKind, std::string>> Conductor::engine() {
@@ -301,21 +300,23 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
     Crew::enqueue(nothing);
     return Operation(std::move(nothing));
   }
-  Result<Fences> fences = fences_for(parts);
-  if (!fences.ok()) return fences.error();
-  Result<Crews> crews = crews_for(parts);
-  if (!crews.ok()) return crews.error();
-  const Way way = crews.value().size() == 1 && crews.value().front()->options().lanes > 0 &&
-                          fits_lane(parts, caller)
-                      ? Way::lane
-                      : Way::queue;
-  auto transfer = build_transfer(direction, parts, std::move(fences.value()), durability, options_,
-                                 crews.value(), way, caller);
+  Fences fences;
+  if (std::ranges::any_of(parts, [](const Part& part) { return part.gpu >= 0; })) {
+    Result<Fences> found = fences_for(parts);
+    if (!found.ok()) return found.error();
+    fences = std::move(found.value());
+  }
+  Crews crews;
+  if (Status chosen = choose_crews(parts, crews); !chosen.ok()) return chosen.error();
+  const bool on_lane =
+      crews.size() == 1 && crews.front()->options().lanes > 0 && fits_lane(parts, caller);
+  auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
+                                 on_lane ? Way::lane : Way::queue, caller);
   if (!transfer.ok()) return transfer.error();
-  if (way == Way::lane && crews.value().front()->take_on_lane(transfer.value())) {
+  if (on_lane && crews.front()->take_on_lane(transfer.value())) {
     return Operation(std::move(transfer.value()));
   }
-  for (const auto& crew : crews.value()) {
+  for (const auto& crew : crews) {
     if (Status started = crew->start_workers(); !started.ok()) return started.error();
   }
   Crew::enqueue(transfer.value());
@@ -333,15 +334,19 @@ Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
   return Operation(std::move(transfer));
 }
 
-Status Conductor::transfer_now(Direction direction, Part part, Durability durability) {
+Status Conductor::transfer_now(Direction direction, Part&& part, Durability durability) {
   const bool by_gpu_crew = part.gpu >= 0 && engines::moves_gpu_memory(options_.engine);
   const bool by_polling = options_.polling == Polling::completion;
   if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling) {
     if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check_part(direction, part); !checked.ok()) return checked;
-    Result<Fences> fences = fences_for({&part, 1});
-    if (!fences.ok()) return fences.error();
-    const os::GpuFence* fence = fences.value().empty() ? nullptr : fences.value().front().get();
+    Fences fences;
+    if (part.gpu >= 0) {
+      Result<Fences> found = fences_for({&part, 1});
+      if (!found.ok()) return found.error();
+      fences = std::move(found.value());
+    }
+    const os::GpuFence* fence = fences.empty() ? nullptr : fences.front().get();
     if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) return *done;
   }
   Result<Operation> operation = transfer(direction, {&part, 1}, durability, Caller::waits);

@@ -48,7 +48,7 @@ class Conductor {
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
                                            Durability durability, Caller caller = Caller::goes_on);
   // Returns when done. Moves a small part inline, queues any other and waits for it.
-  [[nodiscard]] Status transfer_now(Direction direction, Part part, Durability durability);
+  [[nodiscard]] Status transfer_now(Direction direction, Part&& part, Durability durability);
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
                                        Durability durability);
 
@@ -79,7 +79,7 @@ class Conductor {
   [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file, int gpu);
   [[nodiscard]] Result<std::shared_ptr<Crew>> start_main(const Device& device);
   // Chooses the crew of each part and numbers their legs. Starts crews.
-  [[nodiscard]] Result<Crews> crews_for(std::span<Part> parts);
+  [[nodiscard]] Status choose_crews(std::span<Part> parts, Crews& crews);
   // Whether `auto` chooses the engine for memory of the CPU.
   [[nodiscard]] bool automatic() const noexcept;
   // Calls open(kind, reason) for the user's choice; or for the profile's and then for those of

@@ -40,8 +40,9 @@ InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
 
 bool InlineMover::fits(Direction direction, const Part& part) const noexcept {
   if (part.bytes > transfer_bytes_max_) return false;
+  if (part.bytes <= uncut_bytes_max_ && part.gpu < 0) return true;
   if (part.gpu >= 0) return part.bytes <= gpu_transfer_bytes_max;
-  return direction == Direction::write || !part.file->direct() || part.bytes <= uncut_bytes_max_;
+  return direction == Direction::write || !part.file->direct();
 }
 
 std::optional<Status> InlineMover::try_transfer(Direction direction, const Part& part,

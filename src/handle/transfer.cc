@@ -187,7 +187,7 @@ void Transfer::add_bytes(std::uint64_t bytes) noexcept {
 void Transfer::fail(Error error) noexcept {
   const std::lock_guard lock(mutex_);
   if (ending_) return;
-  if (!error_) error_ = std::move(error);
+  if (!error_) error_ = std::make_unique<const Error>(std::move(error));
   stopping_.store(true, std::memory_order_release);
 }
 
@@ -195,7 +195,7 @@ void Transfer::give_up(const std::string& why) noexcept {
   Error error = cancelled(why);
   const std::lock_guard lock(mutex_);
   if (ending_ || error_) return;
-  error_ = std::move(error);
+  error_ = std::make_unique<const Error>(std::move(error));
   given_up_ = true;
   stopping_.store(true, std::memory_order_release);
 }
@@ -277,7 +277,7 @@ void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
                             .bytes = bytes(),
                             .begin = queued_,
                             .end = finished_,
-                            .error = error_ ? &*error_ : nullptr});
+                            .error = error_.get()});
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
   if (listeners_.empty()) {
@@ -368,7 +368,7 @@ void Transfer::cancel(const char* why) noexcept {
 std::optional<Error> Transfer::error() const {
   if (!done()) return std::nullopt;
   seen_.store(true, std::memory_order_relaxed);
-  return error_;
+  return error_ ? std::optional(*error_) : std::nullopt;
 }
 
 Operation::Timing Transfer::timing() const {

@@ -237,7 +237,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   union {
     std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
-  std::optional<Error> error_;
+  std::unique_ptr<const Error> error_;     // kept small: few operations fail
   bool given_up_ = false;                  // error_, if any, says so
   mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
   std::vector<std::function<void(Outcome)>> attendants_;
