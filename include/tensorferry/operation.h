@@ -55,8 +55,8 @@ class [[nodiscard]] TENSORFERRY_EXPORT Operation {
   // all bytes had moved before.
   void cancel() const noexcept;
 
-  // Calls `then` exactly once when the operation is done: on the thread that ends the operation, or
-  // at once on this one if it has ended. `then` must be quick, must not throw and must not wait for
+  // Calls `then` exactly once when the operation is done: on a thread of the library, or at once on
+  // this one if it has ended. `then` must be quick, must not throw and must not wait for
   // an operation. It may destroy the Handle: the workers then finish the other operations alone, so
   // their memory must stay valid until they are done(). It may fork and call exec() in the child. A
   // child that returns from `then` on a thread of the library exits there, with status 0.

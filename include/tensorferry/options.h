@@ -68,13 +68,14 @@ struct HandleOptions {
   EngineKind engine = EngineKind::automatic;
   std::size_t block_bytes = 0;  // bytes per request; 0: the size that suits the file's device
   unsigned queue_depth = 0;  // requests in flight per worker; 0: the number that suits the device
-  unsigned workers = 0;      // threads that move bytes, each with its own engine; 0: one per
-                             // disk, at most half of the processors, at most 4
+  unsigned workers = 0;      // threads for each drive, each with its own engine; 0: one per disk,
+                             // at most half of the processors, at most 4, and fewer if the
+                             // process has many already
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
-  std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place; 0: 64 MiB, or 1 MiB
-                               // per worker, and with overlap no more of it in use at a time than
-                               // suits the cache
+  std::size_t slot_bytes = 0;  // memory for transfers that cannot go in place, for each drive; 0:
+                               // 64 MiB, or 1 MiB per worker, and with overlap no more of it in
+                               // use at a time than suits the cache
 
   // A handle that closes finishes its writes. If no byte moves for this time, it gives up the rest,
   // for example because they wait for a stream of a GPU that never ends.
