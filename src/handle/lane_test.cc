@@ -206,7 +206,7 @@ TEST_F(LaneTest, the_thread_that_started_an_operation_may_end) {
 TEST_F(LaneTest, many_threads_share_lanes_and_lose_nothing) {
   Handle handle;
   Users users(8, [&](std::size_t user) {
-    return [&, user, memory = std::make_shared<Memory>(16 * block), i = user * 17]() mutable {
+    return [&, memory = std::make_shared<Memory>(16 * block), i = user * 17]() mutable {
       std::vector<Operation> operations;
       for (std::size_t k = 0; k < 16; ++k) {
         operations.push_back(read(handle, memory->bytes().subspan(k * block, block), i + k));
