@@ -36,9 +36,9 @@ class Drives : public ::testing::Test {
   // A handle whose first crew, that of the drive which is used first, waits at the gate.
   [[nodiscard]] Handle with_first_drive_held() {
     Seams seams = gate_.seams();
-    seams.open_engine = [this, held = seams.open_engine, opened = 0](
-                            EngineKind kind, unsigned depth, os::System& system) mutable {
-      if (opened++ == 0) return held(kind, depth, system);
+    seams.open_engine = [this, held = seams.open_engine](EngineKind kind, unsigned depth,
+                                                         os::System& system) {
+      if (engines_opened_++ == 0) return held(kind, depth, system);
       return engines::open_engine(EngineKind::threads, depth, system);
     };
     HandleOptions options;
@@ -53,6 +53,7 @@ class Drives : public ::testing::Test {
   std::vector<std::unique_ptr<support::LoopDevice>> drives_;
   std::vector<File> files_;
   Gate gate_;
+  int engines_opened_ = 0;
 };
 
 TEST_F(Drives, a_drive_that_hangs_holds_up_no_other) {
