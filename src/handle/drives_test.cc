@@ -145,7 +145,7 @@ TEST_F(Drives, closing_finishes_a_write_over_all) {
 TEST_F(Drives, the_handle_knows_what_each_has_done) {
   Handle handle;
   Memory memory(bytes);
-  for (const std::size_t drive : {0, 1, 1}) handle.read(memory.bytes(), files_[drive]).wait();
+  for (const std::size_t drive : {0U, 1U, 1U}) handle.read(memory.bytes(), files_[drive]).wait();
   const std::vector<DeviceUse> uses = handle.conductor().device_use();
   ASSERT_EQ(uses.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
