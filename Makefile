@@ -68,16 +68,22 @@ test quick soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
 
+# Packages beside the environment, the environment beside the build, the C++ tests beside those of
+# Python. The C++ tests print when they have ended; env lets them hear Ctrl-C, which a shell has its
+# jobs in the background ignore.
 test: ## Install what is missing, build, run all tests to the end, whichever fails
-	@$(SETUP) packages build test docs
-	@$(SETUP) venv
+	@$(SETUP) packages build
+	@$(SETUP) packages test docs & \
+		$(SETUP) venv && wait $$!
 	@$(SETUP) venv test & \
 		$(call build,release,$(with_python)) && wait $$!
 	@failed=0; \
-		ctest --preset release -j $(BESIDE_JOBS) || failed=1; \
+		env --default-signal ctest --preset release -j $(JOBS) >build/ctest.log 2>&1 & \
 		for tests in house command python; do \
 			$(BESIDE) tests/$$tests || failed=1; \
 		done; \
+		wait $$! || failed=1; \
+		cat build/ctest.log; \
 		$(PYTEST) -ra -m alone tests/python || failed=1; \
 		exit $$failed
 

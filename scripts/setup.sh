@@ -87,7 +87,10 @@ venv() {
   pip_install requirements-docs.txt
   [ "$1" = test ] || return 0
   pip_install requirements-check.txt  # a test runs mypy
-  pip_install requirements-deepspeed.txt --no-build-isolation
+  # With the operators that tests use: compiled once, here, not by the first tests to ask for them.
+  # A wheel that pip has kept may lack them.
+  DS_BUILD_CPU_ADAM=1 DS_BUILD_SHM_COMM=1 CXX=$PWD/scripts/compile_quickly.sh \
+    pip_install requirements-deepspeed.txt --no-build-isolation --no-cache-dir
 }
 
 # The packages of another architecture, without a change to this machine: apt-get fetches them with

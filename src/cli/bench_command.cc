@@ -26,7 +26,7 @@ using bench::Series;
 
 constexpr const char* usual_directory = "/mnt/nvme";
 
-struct Options {
+struct BenchArguments {
   std::string directory;
   bench::LatencyOptions latency{
       .sizes = {2 * MiB, 8 * MiB, 32 * MiB},
@@ -37,7 +37,7 @@ struct Options {
   std::string json;
 };
 
-constexpr const char* footer =
+constexpr const char* bench_footer =
     R"(It touches only its own files, in a new directory that it removes at the end.
 
 Examples:
@@ -132,7 +132,7 @@ Series measure(bench::LatencyFile& file, Direction direction, std::uint64_t byte
   });
 }
 
-bench::Json settings_of(const Options& options, const std::string& directory) {
+bench::Json settings_of(const BenchArguments& options, const std::string& directory) {
   const bench::LatencyOptions& latency = options.latency;
   return {{"directory", directory},
           {"sizes", latency.sizes},
@@ -146,7 +146,7 @@ bench::Json settings_of(const Options& options, const std::string& directory) {
           {"seed", latency.seed}};
 }
 
-int run(const Options& options) {
+int run_bench(const BenchArguments& options) {
   const bench::LatencyOptions& latency = options.latency;
   const std::string directory = choose_directory(options.directory);
   std::uint64_t needed = 0;
@@ -203,10 +203,10 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_bench(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchArguments>();
   CLI::App* app = program.add_subcommand(
       "bench", "Measure latency and bandwidth of writes and reads, tensor by tensor");
-  app->footer(footer);
+  app->footer(bench_footer);
   bench::LatencyOptions& latency = options->latency;
   app->add_option("--nvme-path", options->directory,
                   "a directory on the drive; by default /mnt/nvme if it exists, else here")
@@ -237,7 +237,7 @@ Command add_bench(CLI::App& program) {
       ->capture_default_str();
   app->add_option("--json", options->json, "write the results, with every sample")
       ->type_name("FILE");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_bench(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -9,7 +9,7 @@ namespace tensorferry::cli {
 
 namespace {
 
-constexpr const char* footer = R"(Examples:
+constexpr const char* completion_footer = R"(Examples:
   source <(tensorferry completion bash)            in ~/.bashrc
   source <(tensorferry completion zsh)             in ~/.zshrc, after compinit
   tensorferry completion fish > ~/.config/fish/completions/tensorferry.fish
@@ -73,7 +73,7 @@ Command add_completion(CLI::App& program) {
   CLI::App* app = program.add_subcommand("completion",
                                          "Print a script that completes commands "
                                          "and flags in bash, zsh or fish");
-  app->footer(footer);
+  app->footer(completion_footer);
   app->add_option("shell", *shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}))

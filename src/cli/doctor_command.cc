@@ -19,12 +19,12 @@ namespace {
 using bench::Finding;
 using bench::FindingStatus;
 
-struct Options {
+struct DoctorArguments {
   std::vector<std::string> directories{std::filesystem::current_path()};
   bool json = false;
 };
 
-constexpr const char* footer = R"(It changes nothing; its advice says what you can change.
+constexpr const char* doctor_footer = R"(It changes nothing; its advice says what you can change.
 Exit status: 0 tensors can move at full speed, 1 something needs attention.
 
 Examples:
@@ -109,7 +109,7 @@ void print_verdict(const std::vector<Finding>& findings, Ink ink) {
   fmt::print("\n{}\n", painted(verdict, yellow, ink));
 }
 
-int run(const Options& options) {
+int run_doctor(const DoctorArguments& options) {
   bench::catch_interrupts();
   std::vector<Finding> findings = bench::check_machine();
   for (const std::string& directory : options.directories) {
@@ -132,15 +132,15 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_doctor(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DoctorArguments>();
   CLI::App* app = program.add_subcommand(
       "doctor", "Find what keeps tensors from moving at full speed, and what to do about it");
-  app->footer(footer);
+  app->footer(doctor_footer);
   app->add_option("directories", options->directories,
                   "directories on the drives to check; by default the working directory")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print the findings as JSON");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_doctor(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -17,7 +17,7 @@ namespace {
 
 using bench::Direction;
 
-struct Options {
+struct PointArguments {
   bench::Point point;
   std::string read_file;
   std::string write_file;
@@ -26,7 +26,7 @@ struct Options {
   std::string json;
 };
 
-constexpr const char* footer =
+constexpr const char* point_footer =
     R"(`tensorferry sweep` runs this once for each of its points. You can repeat its command lines
 with your own file. GB in the lines of speed is 1024^3 bytes, as in DeepSpeed's logs.
 
@@ -35,7 +35,8 @@ Example:
       --overlap_events --io_parallel 1
 )";
 
-void print_configuration(const Options& options, Direction direction, const std::string& path) {
+void print_configuration(const PointArguments& options, Direction direction,
+                         const std::string& path) {
   const bench::Point& point = options.point;
   fmt::print("Configuration: {} {}\n", to_string(direction), path);
   fmt::print("  io_size = {}\n  loops = {}\n", options.io_bytes, options.loops);
@@ -55,7 +56,7 @@ void print_speed(const char* scope, const char* verb, const std::vector<double>&
              static_cast<double>(bytes) / static_cast<double>(bench::GiB) / mean);
 }
 
-int run(const Options& options) {
+int run_point(const PointArguments& options) {
   const Direction direction = options.write_file.empty() ? Direction::read : Direction::write;
   const std::string& path = direction == Direction::read ? options.read_file : options.write_file;
   const char* verb = direction == Direction::read ? "Read" : "Write";
@@ -84,11 +85,11 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_point(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PointArguments>();
   bench::Point& point = options->point;
   point.overlap = Overlap::off;
   CLI::App* app = program.add_subcommand("point", "Measure one point of a sweep");
-  app->footer(footer);
+  app->footer(point_footer);
   app->add_option("--read-file", options->read_file,
                   "the file to read, of at least --io-size bytes")
       ->type_name("FILE");
@@ -120,7 +121,7 @@ Command add_point(CLI::App& program) {
   app->add_flag_callback(
       "--gpu", [&point] { point.memory = bench::MemoryKind::gpu; }, "a tensor of the first GPU");
   app->add_option("--json", options->json, "write the seconds of each loop")->type_name("FILE");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_point(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -14,18 +14,18 @@ namespace tensorferry::cli {
 
 namespace {
 
-struct Options {
+struct ReportArguments {
   std::vector<std::string> results;
   std::string output = "report.html";
 };
 
-constexpr const char* footer = R"(Examples:
+constexpr const char* report_footer = R"(Examples:
   tensorferry report results.json -o report.html
   tensorferry report before.json after.json        the runs side by side
 )";
 
 // Catches the ImportError, so that a person without the package reads one line, not a traceback.
-constexpr const char* program = R"(
+constexpr const char* report_program = R"(
 import sys
 try:
     from tensorferry.report import main
@@ -43,8 +43,8 @@ std::string python() {
   return !error && access(beside.c_str(), X_OK) == 0 ? beside.string() : "python3";
 }
 
-int run(const Options& options) {
-  std::vector<std::string> words{python(), "-c", program};
+int run_report(const ReportArguments& options) {
+  std::vector<std::string> words{python(), "-c", report_program};
   words.insert(words.end(), options.results.begin(), options.results.end());
   words.push_back("--output=" + options.output);
   execvp(words.front().c_str(), bench::pointers_to(words).data());
@@ -59,16 +59,16 @@ std::string results_line(const std::string& path) {
 }
 
 Command add_report(CLI::App& program_app) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportArguments>();
   CLI::App* app = program_app.add_subcommand(
       "report", "Make an HTML page with interactive plots from results files");
-  app->footer(footer);
+  app->footer(report_footer);
   app->add_option("results", options->results, "files that bench, sweep or tune wrote (--json)")
       ->required()
       ->check(CLI::ExistingFile)
       ->type_name("FILE");
   app->add_option("-o,--output", options->output, "the page to write")->capture_default_str();
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_report(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 using bench::Direction;
 using bench::Json;
 
-struct Options {
+struct SweepArguments {
   bench::SweepOptions sweep;
   std::string space_file;
   std::vector<std::string> engines;
@@ -41,7 +41,8 @@ struct Options {
   bool gds = false;
 };
 
-constexpr const char* footer = R"(The space in --sweep_config is JSON; every combination is a point:
+constexpr const char* sweep_footer =
+    R"(The space in --sweep_config is JSON; every combination is a point:
   {"block_size": ["128K", "1M"], "queue_depth": [4, 32], "overlap_events": [true, false],
    "io_parallel": [1, 8], "single_submit": [false], "engine": ["io_uring", "libaio"]}
 
@@ -68,7 +69,7 @@ std::string drop_text(bench::CacheDrop drop) {
 }
 
 // The options of the sweep, with the space from its file and the engines.
-bench::SweepOptions complete(const Options& options) {
+bench::SweepOptions complete(const SweepArguments& options) {
   bench::SweepOptions sweep = options.sweep;
   if (!options.space_file.empty()) {
     sweep.space = bench::parse_space(bench::read_json(options.space_file));
@@ -321,7 +322,7 @@ void print_best(const bench::SweepOptions& sweep, const Json& points, Direction 
              table(columns, rows));
 }
 
-int run(const Options& options) {
+int run_sweep(const SweepArguments& options) {
   const bench::SweepOptions sweep_options = complete(options);
   bench::catch_interrupts();
   const bench::CacheDrop drop =
@@ -346,11 +347,11 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_sweep(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SweepArguments>();
   bench::SweepOptions& sweep = options->sweep;
   CLI::App* app = program.add_subcommand(
       "sweep", "Measure every combination of block size, queue depth and so on");
-  app->footer(footer);
+  app->footer(sweep_footer);
   app->add_option("--nvme-dir", sweep.directories, "directories, one on each drive to measure")
       ->required()
       ->type_name("DIR");
@@ -373,7 +374,7 @@ Command add_sweep(CLI::App& program) {
       ->excludes("--engine");
   app->add_option("--json", options->json, "also write the results to this file")
       ->type_name("FILE");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_sweep(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -23,7 +23,7 @@ namespace {
 using bench::Candidate;
 using bench::Objective;
 
-struct Options {
+struct TuneArguments {
   std::string directory;
   bench::TuneOptions tune;
   std::string config;
@@ -32,7 +32,7 @@ struct Options {
   bool no_profile = false;
 };
 
-constexpr const char* footer =
+constexpr const char* tune_footer =
     R"(It stores a profile for the drive. Every Handle() on the drive then takes from it the
 settings that its arguments leave open. TENSORFERRY_PROFILES names the directory of profiles; an
 empty value switches them off.
@@ -141,7 +141,7 @@ bool same_file(const std::string& one, const std::string& other) {
   return !error && plain == fs::weakly_canonical(fs::absolute(other), error);
 }
 
-int run(const Options& options) {
+int run_tune(const TuneArguments& options) {
   bench::catch_interrupts();
   const bench::Scratch scratch(options.directory, bench::tune_bytes);
   const bench::Volume volume = bench::volume_of(options.directory);
@@ -192,10 +192,10 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_tune(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TuneArguments>();
   CLI::App* app =
       program.add_subcommand("tune", "Find the best settings for a drive and keep them");
-  app->footer(footer);
+  app->footer(tune_footer);
   app->add_option("directory", options->directory, "a directory on the drive")
       ->required()
       ->type_name("DIR");
@@ -234,7 +234,7 @@ Command add_tune(CLI::App& program) {
                                  "is the same file as that of --write-config; choose another");
     }
   });
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_tune(*options); }};
 }
 
 }  // namespace tensorferry::cli

@@ -18,7 +18,7 @@ namespace tensorferry::cli {
 
 namespace {
 
-struct Options {
+struct VerifyArguments {
   std::string directory;
   std::uint64_t bytes = 64 * bench::MiB;
   double duration_s = 0;
@@ -28,7 +28,7 @@ struct Options {
   std::string file;  // to check
 };
 
-constexpr const char* footer = R"(It touches only its own files.
+constexpr const char* verify_footer = R"(It touches only its own files.
 Exit status: 0 all bytes came back, 1 some did not or verify failed, 2 wrong usage.
 
 Examples:
@@ -129,7 +129,7 @@ int conclude(const bench::VerifyResult& result, const bench::VerifyOptions& veri
   return status;
 }
 
-int run(const Options& options) {
+int run_verify(const VerifyArguments& options) {
   bench::catch_interrupts();
   if (!options.file.empty()) return check(options.file);
   const bench::VerifyOptions verify_options{
@@ -152,10 +152,10 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_verify(CLI::App& program) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyArguments>();
   CLI::App* app = program.add_subcommand(
       "verify", "Write stamped blocks through every engine and check that they come back");
-  app->footer(footer);
+  app->footer(verify_footer);
   app->add_option("directory", options->directory, "the directory to write to")->type_name("DIR");
   add_size(*app, "--size", options->bytes, "bytes of the file, rounded up to whole 4K blocks");
   const auto* duration =
@@ -185,7 +185,7 @@ Command add_verify(CLI::App& program) {
       throw CLI::ValidationError("--check FILE cannot be combined with " + option->get_name());
     }
   });
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_verify(*options); }};
 }
 
 }  // namespace tensorferry::cli

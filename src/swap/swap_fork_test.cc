@@ -29,13 +29,13 @@ using handle::kernel_figure;
 using handle::Memory;
 using support::pattern_fault;
 
-constexpr std::size_t buffer_bytes = 64 * MiB;
-
 // A child that hangs waits for a lock or for threads that it does not have.
 constexpr std::chrono::seconds child_limit{20};
 
 class SwapFork : public ::testing::TestWithParam<SwapMemory> {
  protected:
+  static constexpr std::size_t buffer_bytes = 64 * MiB;
+
   [[nodiscard]] SwapOptions options() const {
     SwapOptions options = swap::options_in(dir, buffer_bytes);
     options.memory = GetParam();
@@ -51,7 +51,7 @@ SwapBuffer filled(SwapSpace& space, std::size_t bytes, std::uint32_t seed) {
   return *buffer;
 }
 
-std::string fault_in(SwapSpace& space, std::string_view key, std::size_t bytes,
+std::string fault_of(SwapSpace& space, std::string_view key, std::size_t bytes,
                      std::uint32_t seed) {
   const auto fetched = space.fetch(key);
   fetched->operation.wait();
@@ -125,7 +125,7 @@ TEST_P(SwapFork, in_a_child_every_use_of_the_space_is_an_error) {
       },
       child_limit);
   EXPECT_TRUE(child.passed()) << child;
-  EXPECT_EQ(fault_in(*space, "t", MiB, 1), "");
+  EXPECT_EQ(fault_of(*space, "t", MiB, 1), "");
 }
 
 TEST_P(SwapFork, a_child_can_end_a_space_whose_buffers_a_thread_waits_for) {
@@ -159,7 +159,7 @@ TEST_P(SwapFork, forks_in_the_middle_of_everything_hang_nobody) {
         const SwapBuffer buffer = filled(*space, 64 * KiB, id);
         space->put(key, buffer.bytes()).wait();
         (void)space->prefetch(key);
-        wrong += !fault_in(*space, key, 64 * KiB, id).empty();
+        wrong += !fault_of(*space, key, 64 * KiB, id).empty();
         const SwapPart part{key, 0, 4 * KiB};
         (void)space->view({&part, 1});
       }

@@ -4,6 +4,7 @@ As in rooms.py, every check takes the root of a tree and returns one line of tex
 """
 
 import ast
+from functools import cache
 
 # Lowest first. A room imports itself and rooms of the layers below, so rooms of one layer do not
 # know each other. Rooms that do not exist yet have their place too.
@@ -91,6 +92,17 @@ def statements(tree):
     return visit(tree, True)
 
 
+# Tests look at copies of the package that differ in one file: what was read once is remembered.
+@cache
+def statements_in(text):
+    return list(statements(ast.parse(text)))
+
+
+@cache
+def touched_in(text):
+    return list(touched(ast.parse(text)))
+
+
 def check_imports(root):
     """A room imports only itself and rooms below it."""
     found = []
@@ -99,7 +111,7 @@ def check_imports(root):
         if room not in LAYER_OF and room not in ALONE:
             found.append(f"{name}: belongs to no room")
             continue
-        for node, at_once in statements(ast.parse(path.read_text())):
+        for node, at_once in statements_in(path.read_text()):
             for other in imported(node, name):
                 problem = judge_import(room, other, at_once)
                 if problem:
@@ -160,5 +172,5 @@ def check_privates(root):
     return [
         f"{name}:{line}: touches {text}"
         for path, name in modules(root)
-        for line, text in touched(ast.parse(path.read_text()))
+        for line, text in touched_in(path.read_text())
     ]

@@ -5,6 +5,7 @@ can plant a fault in a copy of the tree and see the rule find it.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 # Each room and the rooms below it. engines, files and memory are peers: they meet in handle.
@@ -103,13 +104,21 @@ def is_test(path):
 
 def includes(path):
     """(line number, name, is it in quotes) of each #include."""
-    text = path.read_text()
+    return includes_in(path.read_text())
+
+
+# Tests look at copies of the tree that differ in one file: what was read once is remembered.
+@cache
+def includes_in(text):
+    found = []
     for match in INCLUDE.finditer(text):
         angled, quoted = match.groups()
         line = text.count("\n", 0, match.end()) + 1
-        yield line, angled or quoted, bool(quoted)
+        found.append((line, angled or quoted, bool(quoted)))
+    return found
 
 
+@cache
 def code_of(text):
     """The text without comments, and with the insides of strings blanked; lines stay lines."""
     token = re.compile(

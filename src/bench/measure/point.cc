@@ -18,7 +18,7 @@ namespace {
 
 // Larger transfers use the same memory several times.
 constexpr std::uint64_t memory_bytes_max = GiB;
-constexpr std::uint64_t warm_up_bytes = 16 * MiB;
+constexpr std::uint64_t warm_up_bytes_max = 16 * MiB;
 
 const char* overlap_text(const Point& point) {
   return point.overlap == Overlap::on ? "overlap" : "sequential";
@@ -103,7 +103,7 @@ PointResult run_point(const Point& point, Direction direction, const std::string
   memory.load_from(path);
   Handle handle(to_options(point));
   const Operation first = move_all(handle, direction, memory.bytes(), File::open(path, access),
-                                   std::min(bytes, warm_up_bytes));
+                                   std::min(bytes, warm_up_bytes_max));
 
   PointResult result;
   result.engine = first.engine();

@@ -33,8 +33,8 @@ std::uint64_t resident_pages(const std::string& path) {
   if (!file.opened() || fstat(file.get(), &facts) != 0) throw unknown(path);
   const auto bytes = static_cast<std::size_t>(facts.st_size);
   if (bytes == 0) return 0;
-  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  std::vector<unsigned char> pages((bytes + page_bytes - 1) / page_bytes);
+  const auto bytes_of_page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages((bytes + bytes_of_page - 1) / bytes_of_page);
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) throw unknown(path);
   const bool known = mincore(mapped, bytes, pages.data()) == 0;

@@ -15,7 +15,7 @@ namespace tensorferry::bench {
 
 namespace {
 
-Error failure(const char* operation, const std::string& path, int code) {
+Error refusal(const char* operation, const std::string& path, int code) {
   const char* hint = code == ENOENT    ? "create the directory first, or name another"
                      : code == ENOTDIR ? "name a directory, not a file"
                      : code == EROFS   ? "the file system is mounted read-only"
@@ -28,7 +28,7 @@ Error failure(const char* operation, const std::string& path, int code) {
 
 void check_space(const std::string& directory, std::uint64_t bytes_needed) {
   struct statvfs facts{};
-  if (statvfs(directory.c_str(), &facts) != 0) throw failure("use directory", directory, errno);
+  if (statvfs(directory.c_str(), &facts) != 0) throw refusal("use directory", directory, errno);
   const std::uint64_t free_bytes = std::uint64_t{facts.f_bavail} * facts.f_frsize;
   if (free_bytes >= bytes_needed) return;
   throw Error({.operation = "make test files",
@@ -42,10 +42,10 @@ void check_space(const std::string& directory, std::uint64_t bytes_needed) {
 
 Scratch::Scratch(const std::string& directory, std::uint64_t bytes_needed) {
   // Before check_space(): a smaller size would not help.
-  if (access(directory.c_str(), W_OK) != 0) throw failure("make a directory in", directory, errno);
+  if (access(directory.c_str(), W_OK) != 0) throw refusal("make a directory in", directory, errno);
   check_space(directory, bytes_needed);
   std::string pattern = (std::filesystem::path(directory) / "tensorferry-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) throw failure("make a directory in", directory, errno);
+  if (mkdtemp(pattern.data()) == nullptr) throw refusal("make a directory in", directory, errno);
   path_ = std::move(pattern);
 }
 

@@ -19,7 +19,7 @@ namespace tensorferry::bench {
 
 namespace {
 
-constexpr std::size_t window_bytes = 8 * MiB;
+constexpr std::size_t piece_bytes = 8 * MiB;
 constexpr std::size_t failures_max = 10;  // a person reads no more
 
 // ".../tensorferry-Ab12Cd-generation-54.stamped" -> 54
@@ -93,9 +93,9 @@ class StampedFile {
 
   template <class Visit>
   void for_each_block(const Visit& visit) {
-    for (std::uint64_t offset = 0; offset < bytes_; offset += window_bytes) {
+    for (std::uint64_t offset = 0; offset < bytes_; offset += piece_bytes) {
       const auto count =
-          static_cast<std::size_t>(std::min<std::uint64_t>(window_bytes, bytes_ - offset));
+          static_cast<std::size_t>(std::min<std::uint64_t>(piece_bytes, bytes_ - offset));
       const auto memory = buffer_.bytes().first(count);
       finish(handle_.read(memory, file_, offset));
       for (std::size_t at = 0; at < count; at += stamped_block_bytes) {
@@ -136,7 +136,7 @@ class StampedFile {
   Stamp expected_;
   bool known_ = false;  // whether any block has a stamp
   FileCheck result_;
-  PinnedBuffer buffer_{window_bytes};
+  PinnedBuffer buffer_{piece_bytes};
   Handle handle_;
 };
 
