@@ -18,7 +18,7 @@ class PollingHandle : public ::testing::Test {
   // Writes and reads files of many sizes, aligned or not, page-locked or not.
   void expect_exact_bytes(Handle& handle) {
     for (const std::size_t bytes : {std::size_t{512}, 64 * KiB, 3 * MiB + 777, 8 * MiB}) {
-      for (const std::size_t skew : {0, 3}) {
+      for (const std::size_t skew : {0U, 3U}) {
         const Memory out = Memory::with_pattern(bytes, 0, 5, skew);
         handle.write(out.bytes(), dir_.file("data"), 0, Durability::data).wait();
         const Memory in(bytes, skew);
