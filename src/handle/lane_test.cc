@@ -146,24 +146,24 @@ TEST_F(LaneTest, listeners_are_called_on_a_thread_of_the_library) {
 TEST_F(LaneTest, a_waiter_may_hold_a_lock_that_a_listener_takes) {
   Handle handle;
   Memory memory(2 * block);
+  std::mutex mutex;
   for (std::size_t i = 0; i < 200; ++i) {
-    std::mutex mutex;
-    std::promise<void> called;
+    const auto called = std::make_shared<std::promise<void>>();
     std::thread other;
     {
       const std::unique_lock lock(mutex);
       const Operation first = read(handle, memory.bytes().first(block), i);
       const Operation second = read(handle, memory.bytes().last(block), i + 1);
-      other = std::thread([&, first] {
-        first.when_done([&] {
+      other = std::thread([&mutex, called, first] {
+        first.when_done([&mutex, called] {
           const std::lock_guard wanted(mutex);
-          called.set_value();
+          called->set_value();
         });
       });
       second.wait();
     }
     other.join();
-    ASSERT_EQ(called.get_future().wait_for(support::hang_limit), std::future_status::ready);
+    ASSERT_EQ(called->get_future().wait_for(support::hang_limit), std::future_status::ready);
   }
 }
 
@@ -301,13 +301,13 @@ TEST_F(LaneTest, a_listener_may_destroy_the_handle) {
   for (int round = 0; round < 20; ++round) {
     auto handle = std::make_unique<Handle>();
     Memory memory(block);
-    std::promise<void> gone;
+    const auto gone = std::make_shared<std::promise<void>>();
     const Operation operation = read(*handle, memory.bytes(), 1);
-    operation.when_done([&] {
+    operation.when_done([&handle, gone] {
       handle.reset();
-      gone.set_value();
+      gone->set_value();
     });
-    ASSERT_EQ(gone.get_future().wait_for(support::hang_limit), std::future_status::ready);
+    ASSERT_EQ(gone->get_future().wait_for(support::hang_limit), std::future_status::ready);
   }
 }
 
