@@ -431,7 +431,7 @@ std::uint64_t Crew::abandon(Leg& leg) noexcept {
 }
 
 void Crew::drop(Transfer& transfer) noexcept {
-  const auto self = transfer.shared_from_this();
+  const auto self = transfer.weak_from_this().lock();  // completing it may let go of the last one
   const auto kept = others_kept(transfer);
   bool last = false;
   for (Leg& leg : transfer.legs) {

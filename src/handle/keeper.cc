@@ -55,7 +55,7 @@ void Keeper::detach() {
   if (thread_.joinable()) thread_.detach();
 }
 
-void Keeper::wake() noexcept { ::eventfd_write(wake_fd_, 1); }
+void Keeper::wake() const noexcept { ::eventfd_write(wake_fd_, 1); }
 
 void Keeper::call_later(std::vector<std::function<void()>> listeners) {
   {

@@ -29,9 +29,9 @@ class Keeper {
   void detach();
   [[nodiscard]] bool is_this_thread() const noexcept { return id_ == std::this_thread::get_id(); }
 
-  void wake() noexcept;
+  void wake() const noexcept;
   // Call it after the lanes have got something to do: wakes the keeper if it sleeps for good.
-  void rouse() noexcept {
+  void rouse() const noexcept {
     if (dormant_.load()) wake();
   }
   // Calls each of them soon, on the keeper's thread.

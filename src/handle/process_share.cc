@@ -28,8 +28,8 @@ Number take(std::atomic<Number>& used, Number max, Number wanted, Number least) 
 }  // namespace
 
 ProcessLimits& ProcessLimits::of_process() noexcept {
-  static ProcessLimits& limits = *new ProcessLimits(
-      std::max(2 * std::thread::hardware_concurrency(), workers_max_min), slot_bytes_max);
+  static ProcessLimits limits(std::max(2 * std::thread::hardware_concurrency(), workers_max_min),
+                              slot_bytes_max);
   return limits;
 }
 
