@@ -4,6 +4,9 @@
 #include <sys/mman.h>
 
 #include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "handle/handle_fixture.h"
@@ -149,7 +152,8 @@ std::string mapping_flags(const void* address) {
   for (std::string line; std::getline(lines, line);) {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+    char dash = 0;
+    if (std::istringstream(line) >> std::hex >> begin >> dash >> end && dash == '-') {
       inside = begin <= wanted && wanted < end;
     } else if (inside && line.starts_with("VmFlags:")) {
       return line + " ";

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <optional>
+#include <sstream>
 
 #include "rig.h"
 #include "support/child.h"
@@ -65,8 +65,10 @@ class Registration : public ::testing::Test {
     struct utsname facts{};
     unsigned major = 0;
     unsigned minor = 0;
-    if (::uname(&facts) != 0 || std::sscanf(facts.release, "%u.%u", &major, &minor) != 2)
+    char dot = 0;
+    if (::uname(&facts) != 0 || !(std::istringstream(facts.release) >> major >> dot >> minor)) {
       return true;
+    }
     return major > 6 || (major == 6 && minor >= 13);
   }
 
