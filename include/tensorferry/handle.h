@@ -39,9 +39,9 @@ struct WriteTransfer {
 // file offset works and moves exactly these bytes. Aligned memory is used in place; other memory
 // goes through a bounded number of slots. If the queue is full, operations wait; they do not fail.
 //
-// Each drive has workers of its own, with the settings that suit it: a slow drive does not hold up a
-// fast one. The thread that waits for a small operation moves it itself, if the engine is `auto` or
-// `libaio`: no other thread is needed.
+// Each drive has workers of its own, with the settings that suit it: a slow drive does not hold up
+// a fast one. The thread that waits for a small operation moves it itself, if the engine is `auto`
+// or `libaio`: no other thread is needed.
 //
 // Memory of a GPU, whoever allocated it, goes through the slots too: copies run while the drive
 // works. A transfer touches the memory only after the work that was queued on `stream` at the call.
