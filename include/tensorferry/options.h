@@ -73,9 +73,9 @@ struct HandleOptions {
                              // process has many already
   Submit submit = Submit::batch;
   Overlap overlap = Overlap::on;
-  std::size_t slot_bytes = 0;  // memory of each drive for transfers that cannot go in place; 0: 64
-                               // MiB, or 1 MiB per worker, and with overlap no more of it in use at
-                               // a time than suits the cache
+  std::size_t slot_bytes = 0;  // of each drive, for what cannot go in place; 0: 64 MiB, or 1 MiB
+                               // per worker, and with overlap no more of it in use at a time than
+                               // suits the cache
 
   // A handle that closes finishes its writes. If no byte moves for this time, it gives up the rest,
   // for example because they wait for a stream of a GPU that never ends.
