@@ -185,18 +185,16 @@ void Crew::stop(Transfer& transfer, const std::string& why) noexcept {
 
 std::vector<std::shared_ptr<Transfer>> Crew::live() noexcept {
   std::vector<std::shared_ptr<Transfer>> all;
-  std::vector<Lane*> lanes;
   {
     const std::lock_guard lock(mutex_);
     for (Leg* one = live_; one != nullptr; one = one->live_after) {
       all.push_back(one->transfer->shared_from_this());
     }
-    for (const auto& lane : open_lanes_) lanes.push_back(lane.get());
   }
   std::ranges::reverse(all);  // oldest first, as in the queue
-  for (Lane* lane : lanes) {
-    for (auto& transfer : lane->transfers()) all.push_back(std::move(transfer));
-  }
+  for_each_lane([&](Lane& lane) {
+    for (auto& transfer : lane.transfers()) all.push_back(std::move(transfer));
+  });
   return all;
 }
 
@@ -263,22 +261,19 @@ void Crew::wake_all() noexcept {
 }
 
 void Crew::enqueue(const std::shared_ptr<Transfer>& transfer) {
-  if (transfer->runs.empty()) {
-    bool refused = false;
-    for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);
-    if (refused) transfer->fail_cancelled("the handle was closed");
-    blocks_finished(transfer);
-    return;
-  }
+  const bool empty = transfer->runs.empty();  // before a worker may complete it
   bool refused = false;
   for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);
-  if (!refused) return;
-  transfer->fail_cancelled("the handle was closed");
-  drop(*transfer);
+  if (refused) transfer->fail_cancelled("the handle was closed");
+  if (empty) {
+    blocks_finished(transfer);
+  } else if (refused) {
+    drop(*transfer);
+  }
 }
 
 bool Crew::take_leg(Leg& leg) {
-  Sleepers awake{};
+  Sleepers awake;
   {
     const std::lock_guard lock(mutex_);
     if (finishing_) return false;
@@ -298,23 +293,16 @@ bool Crew::take_leg(Leg& leg) {
 }
 
 Crew::Sleepers Crew::sleepers(std::uint64_t count) noexcept {
-  Sleepers found{};
-  std::size_t next = 0;
+  Sleepers found;
   for (const auto& worker : workers_) {
-    if (count == 0 || next == found.size()) break;
-    if (std::exchange(worker->asleep, false)) {
-      found[next++] = worker.get();
-      --count;
-    }
+    if (found.size() == count) break;
+    if (std::exchange(worker->asleep, false)) found.push_back(worker.get());
   }
   return found;
 }
 
 void Crew::wake(const Sleepers& sleepers) noexcept {
-  for (Worker* worker : sleepers) {
-    if (worker == nullptr) return;
-    worker->wake();
-  }
+  for (Worker* worker : sleepers) worker->wake();
 }
 
 // Asks without the lock: the driver may be slow, and others must be able to queue.
@@ -330,7 +318,7 @@ void Crew::ask_fences() {
   std::erase_if(asked, [](const auto& one) {
     return !std::ranges::all_of(one.second, [](const auto& fence) { return fence->passed(); });
   });
-  Sleepers awake{};
+  Sleepers awake;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [leg, fences] : asked) {
@@ -398,7 +386,7 @@ void Crew::queue_steps(Leg& leg, std::uint64_t steps) noexcept {
   // A lane's operation has come without any worker. If none can start, nobody can sync.
   if (Status started = start_workers(); !started.ok()) leg.transfer->fail(started.error());
   bool stopping = false;
-  Sleepers awake{};
+  Sleepers awake;
   {
     const std::lock_guard lock(mutex_);
     if (!leg.linked) link(leg);
@@ -466,7 +454,7 @@ bool Crew::take_on_lane(const std::shared_ptr<Transfer>& transfer) {
 }
 
 Lane* Crew::lane() noexcept {
-  const std::size_t index = number_of_this_thread() % std::min(options_.lanes, lanes_max);
+  const std::size_t index = number_of_this_thread() % options_.lanes;
   Lane* const known = lanes_[index].load(std::memory_order_acquire);
   return known != nullptr ? known : open_lane(index);
 }
@@ -506,17 +494,14 @@ void Crew::lane_gave_back() noexcept {
 }
 
 void Crew::look_at_lanes() noexcept {
-  for (auto& lane : lanes_) {
-    if (Lane* const open = lane.load(std::memory_order_acquire)) open->look();
-  }
+  for_each_lane([](Lane& lane) { lane.look(); });
 }
 
 void Crew::add_watched(std::vector<pollfd>& fds) {
-  for (auto& lane : lanes_) {
-    Lane* const open = lane.load(std::memory_order_acquire);
-    const int fd = open != nullptr ? open->watched_fd() : -1;
+  for_each_lane([&](Lane& lane) {
+    const int fd = lane.watched_fd();
     if (fd >= 0) fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
-  }
+  });
 }
 
 bool Crew::call_later(std::vector<std::function<void()>>& listeners) {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/one_or_many.h"
 #include "base/result.h"
 #include "engines/engine.h"
 #include "handle/keeper.h"
@@ -48,6 +49,9 @@ struct CrewOptions {
   // How long a finishing crew goes on while no byte moves.
   std::chrono::nanoseconds close_limit{};
 };
+
+// The most lanes that a crew may have.
+inline constexpr unsigned lanes_max = 64;
 
 class Crew : public std::enable_shared_from_this<Crew> {
  public:
@@ -143,8 +147,6 @@ class Crew : public std::enable_shared_from_this<Crew> {
   [[nodiscard]] os::System& system() const noexcept { return system_; }
 
  private:
-  static constexpr unsigned lanes_max = 64;
-
   Crew(const CrewOptions& options, std::string engine_reason, OpenEngine open_engine,
        os::System& system, std::shared_ptr<Ledger> ledger, ProcessShare share);
   // With the lock held.
@@ -152,7 +154,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   void unlink(Leg& leg) noexcept;
   // Takes the workers that sleep off the list of sleepers, at most `count`; wake() wakes them,
   // without the lock.
-  using Sleepers = std::array<Worker*, 8>;
+  using Sleepers = OneOrMany<Worker*>;
   [[nodiscard]] Sleepers sleepers(std::uint64_t count) noexcept;
   static void wake(const Sleepers& sleepers) noexcept;
 
@@ -171,6 +173,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // The lane of the calling thread; nullptr if it cannot have one.
   [[nodiscard]] Lane* lane() noexcept;
   [[nodiscard]] Lane* open_lane(std::size_t index) noexcept;
+  // Calls visit(lane) for each that is open.
+  template <class Visit>
+  void for_each_lane(Visit visit) {
+    for (const auto& lane : lanes_) {
+      if (Lane* const open = lane.load(std::memory_order_acquire)) visit(*open);
+    }
+  }
 
   const CrewOptions options_;
   const ProcessShare share_;

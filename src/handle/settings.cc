@@ -26,7 +26,6 @@ constexpr unsigned lane_queue_depth = 128;
 constexpr unsigned lane_slots = 64;
 constexpr std::size_t lane_slot_bytes = 32 * KiB;
 constexpr unsigned lanes_min = 4;
-constexpr unsigned lanes_max = 64;
 
 constexpr std::size_t slot_shares = 16;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
