@@ -77,15 +77,15 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 		$(SETUP) venv && wait $$!
 	@$(SETUP) venv test & \
 		$(call build,release,$(with_python)) && wait $$!
-	@failed=0; \
+	@failed=; \
 		env --default-signal ctest --preset release -j $(JOBS) >build/ctest.log 2>&1 & \
 		for tests in house command python; do \
-			$(BESIDE) tests/$$tests || failed=1; \
+			$(BESIDE) tests/$$tests || failed+=" tests/$$tests"; \
 		done; \
-		wait $$! || failed=1; \
+		wait $$! || failed+=" ctest"; \
 		cat build/ctest.log; \
-		$(PYTEST) -ra -m alone tests/python || failed=1; \
-		exit $$failed
+		$(PYTEST) -ra -m alone tests/python || failed+=" alone"; \
+		if [ -n "$$failed" ]; then echo "make test: failed:$$failed" >&2; exit 1; fi
 
 quick: ## What finds most, within two minutes of a build: the rooms, and the core of both sides
 	@$(SETUP) packages build test
