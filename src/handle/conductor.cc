@@ -290,7 +290,8 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 // --- Operations ------------------------------------------------------------------------------
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
-                                      Durability durability, Caller caller) {
+                                      Durability durability, Caller caller,
+                                      std::shared_ptr<Witness> witness) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
@@ -311,7 +312,7 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   const bool on_lane =
       crews.size() == 1 && crews.front()->options().lanes > 0 && fits_lane(parts, caller);
   auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
-                                 on_lane ? Way::lane : Way::queue, caller);
+                                 on_lane ? Way::lane : Way::queue, caller, std::move(witness));
   if (!transfer.ok()) return transfer.error();
   if (on_lane && crews.front()->take_on_lane(transfer.value())) {
     return Operation(std::move(transfer.value()));

@@ -1,5 +1,7 @@
 #include "handle/gpu_copies.h"
 
+#include <utility>
+
 namespace tensorferry::handle {
 
 namespace {
@@ -34,13 +36,13 @@ Status GpuCopies::start(std::uint32_t tag, const Run& run, const Block& block, s
   os::GpuStream& stream = *found.value()->stream;
   std::byte* at = direction == Direction::read ? slot + (block.wanted_offset - block.offset) : slot;
   CudaStatus status = Nothing{};
-  run.plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
-                           [&](std::byte* memory, std::size_t bytes) {
-                             if (!status.ok()) return;
-                             status = direction == Direction::read ? stream.copy(memory, at, bytes)
-                                                                   : stream.copy(at, memory, bytes);
-                             at += bytes;
-                           });
+  run.plan.for_each_memory(
+      block.wanted_offset, block.wanted_bytes, [&](std::byte* memory, std::size_t bytes) {
+        std::byte* const here = std::exchange(at, at + bytes);
+        if (!status.ok() || memory == nullptr) return;
+        status = direction == Direction::read ? stream.copy(memory, here, bytes)
+                                              : stream.copy(here, memory, bytes);
+      });
   auto mark = status.ok() ? stream.mark() : CudaResult<std::uint64_t>(status.error());
   if (!mark.ok()) {
     (void)stream.finish();  // some of it may have started

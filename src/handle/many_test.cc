@@ -127,6 +127,78 @@ TEST_P(Many, small_and_large_neighbours_over_several_files_are_exact) {
   EXPECT_EQ(handle.stats().operations, 2U);
 }
 
+// Memory that does not follow itself: the tensors lie in it in reverse order.
+TEST_P(Many, neighbours_whose_memory_lies_apart_are_exact_and_share_requests) {
+  for (const std::size_t bytes_max : {64 * KiB, 700 * KiB}) {
+    const Layout layout(7, 200, bytes_max);
+    const auto place = [&](const Memory& memory, std::size_t i) {
+      const std::size_t at = layout.bytes - layout.offsets[i] - layout.sizes[i];
+      return memory.bytes().subspan(at, layout.sizes[i]);
+    };
+    const std::string path = dir.file("data");
+    const File file = File::open(path, Access::read_write);
+    Memory source(layout.bytes, 3);
+    Memory target(layout.bytes, 5);
+    std::vector<WriteTransfer> writes;
+    std::vector<ReadTransfer> reads;
+    for (const std::size_t i : layout.order) {
+      support::fill_pattern(place(source, i), layout.offsets[i], 1);
+      writes.push_back({place(source, i), file, layout.offsets[i]});
+      reads.push_back({place(target, i), file, layout.offsets[i]});
+    }
+    Handle handle(options());
+    ASSERT_EQ(outcome_code(handle.write_many(writes)), 0);
+    const std::uint64_t written = handle.stats().requests;
+    ASSERT_EQ(support::pattern_fault(support::read_whole_file(path), 0, 1), "");
+    ASSERT_EQ(outcome_code(handle.read_many(reads)), 0);
+    const std::uint64_t read = handle.stats().requests - written;
+    for (const ReadTransfer& one : reads) {
+      ASSERT_EQ(support::pattern_fault(one.memory, one.offset, 1), "");
+    }
+    if (!file.direct()) continue;
+    const std::uint64_t shared =
+        layout.bytes / (128 * KiB) + 3;  // no request is shorter but the ends
+    EXPECT_LE(written, shared) << bytes_max;
+    EXPECT_LE(read, shared) << bytes_max;
+  }
+}
+
+TEST_P(Many, neighbours_in_the_file_and_in_memory_go_in_place) {
+  const Layout layout(8, 300, 200 * KiB);
+  const std::string path = make_file("data", layout.bytes, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle(options());
+  Memory target(layout.bytes);
+  std::vector<ReadTransfer> reads;
+  for (const std::size_t i : layout.order) {
+    reads.push_back(
+        {target.bytes().subspan(layout.offsets[i], layout.sizes[i]), file, layout.offsets[i]});
+  }
+  ASSERT_EQ(outcome_code(handle.read_many(reads)), 0);
+  EXPECT_EQ(support::pattern_fault(target.bytes(), 0, 1), "");
+  EXPECT_LT(handle.stats().bounced_bytes, 4096U) << "only the end";
+}
+
+TEST_P(Many, small_gaps_are_read_over_and_dropped) {
+  constexpr std::size_t count = 1000, bytes = 2000, step = 6000;
+  const std::string path = make_file("data", count * step, 1);
+  const File file = File::open(path, Access::read);
+  Handle handle(options());
+  Memory target(count * bytes, 1);
+  std::vector<ReadTransfer> reads;
+  for (std::size_t i = 0; i < count; ++i) {
+    reads.push_back({target.bytes().subspan(i * bytes, bytes), file, i * step});
+  }
+  const Operation read = handle.read_many(reads);
+  ASSERT_EQ(outcome_code(read), 0);
+  for (const ReadTransfer& one : reads) {
+    ASSERT_EQ(support::pattern_fault(one.memory, one.offset, 1), "");
+  }
+  EXPECT_EQ(read.bytes(), count * bytes) << "gaps do not count";
+  EXPECT_EQ(handle.stats().read_bytes, count * bytes);
+  EXPECT_LT(handle.stats().requests, count / 10);
+}
+
 TEST_P(Many, reads_may_overlap_and_repeat) {
   const File file = File::open(make_file("data", MiB, 1), Access::read);
   Handle handle(options());

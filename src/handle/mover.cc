@@ -338,15 +338,16 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
           : judge_block(flight.attempt, flight.claim.block, *flight.claim.run->file, result);
   switch (judgement.verdict) {
     case Verdict::done:
-      if (flight.slot >= 0 && flight.attempt.kind == RequestKind::read) {
+      if (is_sync(flight.attempt.kind)) {
+        finish(index);
+      } else if (transfer.witness != nullptr ||
+                 (flight.slot >= 0 && flight.attempt.kind == RequestKind::read)) {
         if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
         flight.stage = Stage::landed;
         landed_.push_back(index);
-        return;
+      } else {
+        unloaded(index);
       }
-      if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, flight.claim.block.wanted_bytes);
-      if (!is_sync(flight.attempt.kind)) moved(flight);
-      finish(index);
       return;
     case Verdict::resume:
     case Verdict::retry:
@@ -402,7 +403,10 @@ void Mover::unload() {
   for (bool made = false; count < landed_.size() && !made; ++count) {
     const std::uint32_t index = landed_[count];
     Flight& flight = flights_[index];
-    if (flight.claim.run->gpu < 0) {
+    if (flight.claim.transfer->witness != nullptr) show(flight);
+    if (flight.slot < 0 || flight.attempt.kind == RequestKind::write) {
+      unloaded(index);
+    } else if (flight.claim.run->gpu < 0) {
       made = make_pages(*flight.claim.run, flight.claim.block);
       copy_out(flight);
       unloaded(index);
@@ -418,15 +422,19 @@ void Mover::unload() {
 
 void Mover::unloaded(std::uint32_t index) {
   const Flight& flight = flights_[index];
-  ledger_.add(&Stats::bounced_bytes, flight.claim.block.wanted_bytes);
-  moved(flight);
+  const Block& block = flight.claim.block;
+  if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, block.wanted_bytes);
+  moved_bytes_ += block.wanted_bytes;
+  flight.claim.transfer->add_bytes(flight.claim.run->plan.kept_bytes(block));
   finish(index);
 }
 
-void Mover::moved(const Flight& flight) {
-  const std::uint32_t bytes = flight.claim.block.wanted_bytes;
-  moved_bytes_ += bytes;
-  flight.claim.transfer->add_bytes(bytes);
+// A write has the same bytes in its slot as in the user's memory.
+void Mover::show(const Flight& flight) {
+  const Block& block = flight.claim.block;
+  const std::byte* wanted = flight.memory + (block.wanted_offset - block.offset);
+  flight.claim.transfer->witness->see(*flight.claim.run->file, block.wanted_offset,
+                                      {wanted, block.wanted_bytes});
 }
 
 // Starts a copy between the flight's slot and the memory of a GPU.
@@ -461,11 +469,12 @@ void Mover::collect_copies() {
 void Mover::copy_out(const Flight& flight) const {
   const Block& block = flight.claim.block;
   const std::byte* from = flight.memory + (block.wanted_offset - block.offset);
-  flight.claim.run->plan.for_each_memory(block.wanted_offset, block.wanted_bytes,
-                                         [&](std::byte* memory, std::size_t bytes) {
-                                           copy({memory, bytes}, {from, bytes}, Destination::cold);
-                                           from += bytes;
-                                         });
+  flight.claim.run->plan.for_each_memory(
+      block.wanted_offset, block.wanted_bytes, [&](std::byte* memory, std::size_t bytes) {
+        const std::byte* here = std::exchange(from, from + bytes);
+        if (memory == nullptr) return;
+        copy({memory, bytes}, {here, bytes}, Destination::cold);
+      });
 }
 
 void Mover::copy_in(const Flight& flight) {

@@ -71,6 +71,7 @@ class Mover {
   void revive();
   void submit_ready();
   // Copies out what has landed in slots, until that has cost time: then the queue comes first.
+  // Shows it to witnesses before.
   void unload();
   // Whether there is work that no completion announces: slots came free for blocks that wait.
   [[nodiscard]] bool work_at_hand() const noexcept;
@@ -149,7 +150,8 @@ class Mover {
   void fail(std::uint32_t index, int code);
   void fail(std::uint32_t index, const Error& error);
   void unloaded(std::uint32_t index);
-  void moved(const Flight& flight);
+  // Shows the bytes of a block that has landed to the transfer's witness.
+  static void show(const Flight& flight);
   void collect_copies();
   [[nodiscard]] Status copy_by_gpu(std::uint32_t index);
   void copy_out(const Flight& flight) const;
@@ -173,7 +175,7 @@ class Mover {
   std::vector<std::uint32_t> ready_;    // to submit, oldest first
   std::vector<std::uint32_t> starved_;  // waiting for a slot
   std::vector<std::uint32_t> delayed_;  // waiting before another attempt
-  std::vector<std::uint32_t> landed_;   // read into a slot, to copy out
+  std::vector<std::uint32_t> landed_;   // moved; to be shown to a witness or copied out of a slot
   std::vector<engines::Request> requests_;
   Transfers ended_;
   Transfers failed_;

@@ -22,6 +22,9 @@ Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pie
       one_in_place_(pieces.size() == 1 && rules.in_place),
       buffered_in_place_(one_in_place_ && rules.buffered_in_place) {
   if (!pieces.empty()) bytes_ = pieces.back().start + pieces.back().bytes;
+  for (const Piece& piece : pieces) {
+    if (piece.memory == nullptr) gap_bytes_ += piece.bytes;
+  }
   if (bytes_ == 0) return;
   if (!rules.direct) {
     plan_buffered(offset_, offset_ + bytes_);
@@ -120,6 +123,16 @@ std::size_t Plan::piece_at(std::uint64_t start) const noexcept {
       std::upper_bound(pieces_.begin(), pieces_.end(), start,
                        [](std::uint64_t value, const Piece& piece) { return value < piece.start; });
   return static_cast<std::size_t>(after - pieces_.begin()) - 1;
+}
+
+std::uint64_t Plan::kept_bytes(const Block& block) const noexcept {
+  if (gap_bytes_ == 0) return block.wanted_bytes;
+  std::uint64_t kept = 0;
+  for_each_memory(block.wanted_offset, block.wanted_bytes,
+                  [&](const std::byte* memory, std::size_t bytes) {
+                    if (memory != nullptr) kept += bytes;
+                  });
+  return kept;
 }
 
 Block Plan::block(std::uint64_t index) const {

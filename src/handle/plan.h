@@ -26,7 +26,8 @@ struct Limits {
   std::size_t slot_block_bytes = 0;  // longest request through a slot; likewise
 };
 
-// Memory for the bytes from `start` on, counted from the beginning of its run.
+// Memory for the bytes from `start` on, counted from the beginning of its run. Without memory it is
+// a gap: a read drops these bytes. Gaps stand between other pieces.
 struct Piece {
   std::byte* memory = nullptr;
   std::uint64_t bytes = 0;
@@ -65,6 +66,9 @@ class Plan {
 
   [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::uint64_t gap_bytes() const noexcept { return gap_bytes_; }
+  // How many of the wanted bytes of a block have memory.
+  [[nodiscard]] std::uint64_t kept_bytes(const Block& block) const noexcept;
 
   // All of the memory if it is one piece, else nothing.
   [[nodiscard]] std::span<std::byte> single_piece() const noexcept {
@@ -73,7 +77,8 @@ class Plan {
   }
 
   // Calls visit(memory, bytes) for each contiguous piece of the memory of
-  // [file_offset, file_offset + bytes), which must lie in the range, in order.
+  // [file_offset, file_offset + bytes), which must lie in the range, in order. The memory of a gap
+  // is nullptr.
   template <class Visit>
   void for_each_memory(std::uint64_t file_offset, std::uint64_t bytes, Visit visit) const;
 
@@ -99,6 +104,7 @@ class Plan {
 
   std::uint64_t offset_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t gap_bytes_ = 0;
   std::span<const Piece> pieces_;
   Limits limits_;
   bool one_in_place_;  // the memory is one piece, and the engine can reach it
@@ -116,7 +122,9 @@ void Plan::for_each_memory(std::uint64_t file_offset, std::uint64_t bytes, Visit
   for (std::size_t i = piece_at(at); bytes > 0; ++i) {
     const std::uint64_t skip = at - pieces_[i].start;
     const std::uint64_t here = pieces_[i].bytes - skip < bytes ? pieces_[i].bytes - skip : bytes;
-    if (here > 0) visit(pieces_[i].memory + skip, static_cast<std::size_t>(here));
+    std::byte* const memory = pieces_[i].memory;
+    if (here > 0)
+      visit(memory == nullptr ? nullptr : memory + skip, static_cast<std::size_t>(here));
     at += here;
     bytes -= here;
   }

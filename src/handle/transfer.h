@@ -20,6 +20,7 @@
 #include "handle/ledger.h"
 #include "handle/plan.h"
 #include "handle/retry.h"
+#include "handle/witness.h"
 #include "memory/region.h"
 #include "os/gpu_stream.h"
 #include "tensorferry/error.h"
@@ -127,6 +128,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::vector<SyncStep> steps;         // of the files; their directories follow later
   std::vector<files::Growth> growths;  // of the files that it makes longer
   std::vector<std::shared_ptr<os::GpuFence>> fences;  // must pass before anything is claimed
+  std::shared_ptr<Witness> witness;                   // sees all bytes; usually nobody
   OneOrMany<Leg> legs;  // one for each crew; runs and steps are in their order
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;

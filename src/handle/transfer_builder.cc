@@ -19,6 +19,8 @@ namespace {
 
 // Neighbours up to this size share a request: the copy costs less than requests of their own.
 constexpr std::uint64_t merge_bytes_max = 128 * KiB;
+// Reading over a gap up to this size costs less than a request of its own.
+constexpr std::uint64_t read_over_bytes_max = 8 * KiB;
 
 // Opens the file for an engine that moves the memory of GPUs. If the engine cannot reach the file,
 // that is an error: the user chose this engine.
@@ -89,10 +91,10 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
 
 // Whether large memory is fresh, judged by one page in its middle. A guess does: all it decides is
 // when pages are made.
-bool is_fresh(const Part& part, os::System& system) {
+bool is_fresh(const Piece& piece, os::System& system) {
   constexpr std::uint64_t large_bytes = 4 * MiB;
-  if (part.bytes < large_bytes || part.gpu >= 0) return false;
-  std::byte* const middle = part.memory + part.bytes / 2;
+  if (piece.bytes < large_bytes) return false;
+  std::byte* const middle = piece.memory + piece.bytes / 2;
   return system.resident(middle - reinterpret_cast<std::uintptr_t>(middle) % page_bytes()) == 0;
 }
 
@@ -113,7 +115,7 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   Rules rules = rules_of(first);
   const EngineKind engine = crew.options().engine;
   std::shared_ptr<const engines::GpuFile> gpu_file;
-  if (first.gpu >= 0 && engines::moves_gpu_memory(engine)) {
+  if (first.gpu >= 0 && engines::moves_gpu_memory(engine) && transfer.witness == nullptr) {
     auto opened = gpu_file_of(engine, file);
     if (!opened.ok()) return opened.error();
     gpu_file = std::move(opened.value());
@@ -122,7 +124,7 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
     rules.memory_alignment = 1;
   }
   const bool fresh = transfer.direction() == Direction::read && region == nullptr &&
-                     pieces.size() == 1 && is_fresh(first, crew.system());
+                     pieces.size() == 1 && first.gpu < 0 && is_fresh(pieces.front(), crew.system());
   Run& run = transfer.runs.emplace_back(
       Run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
           .file = first.file,
@@ -145,6 +147,92 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   return Nothing{};
 }
 
+// Whether the bytes of a part could go straight between the drive and its memory.
+bool fits_in_place(const Part& part) {
+  if (part.gpu >= 0) return false;
+  const files::OpenFile& file = *part.file;
+  if (!file.direct()) return true;
+  const std::uint64_t first = align_up(part.offset, granularity_of(file));
+  return is_aligned(part.memory + (first - part.offset), file.memory_alignment());
+}
+
+// Collects parts, which come in the order of their files, into runs.
+class RunBuilder {
+ public:
+  RunBuilder(Transfer& transfer, const Cut& cut, const Crews& crews)
+      : transfer_(transfer), cut_(cut), crews_(crews) {}
+
+  Status add(const Part& part) {
+    const bool same_file = first_ != nullptr && first_->file == part.file;
+    if (same_file && part.offset < end_ && transfer_.direction() == Direction::write) {
+      return Error({.operation = "write_many",
+                    .path = part.file->path(),
+                    .offset = part.offset,
+                    .length = part.bytes,
+                    .code = EINVAL,
+                    .hint = "it overlaps another transfer of the same call"});
+    }
+    const bool near = same_file && part.offset >= end_ && part.gpu == first_->gpu;
+    if (near && part.offset == end_ && part.memory == memory_end()) {
+      transfer_.pieces.back().bytes += part.bytes;  // one piece, as if the user had joined them
+    } else {
+      const std::uint64_t gap = near ? part.offset - end_ : 0;
+      if (!near || gap > gap_bytes_max() || !shares_requests(part)) {
+        if (Status closed = close(); !closed.ok()) return closed;
+        first_ = &part;
+        first_piece_ = transfer_.pieces.size();
+        end_ = part.offset;
+      }
+      if (end_ < part.offset) add_piece(nullptr, part.offset - end_);
+      add_piece(part.memory, part.bytes);
+    }
+    last_ = &part;
+    end_ = part.offset + part.bytes;
+    auto region = memory::find_region({part.memory, part.bytes});
+    if (region != nullptr && (transfer_.regions.empty() || transfer_.regions.back() != region)) {
+      transfer_.regions.push_back(std::move(region));
+    }
+    return Nothing{};
+  }
+
+  Status close() {
+    if (first_ == nullptr) return Nothing{};
+    const std::span<const Piece> pieces = std::span(transfer_.pieces).subspan(first_piece_);
+    const Crew& crew = *crews_[first_->leg];
+    std::shared_ptr<memory::Region> region = region_of(transfer_, pieces);
+    const Limits limits = limits_for(*first_, pages_of(*first_->file, region.get()), cut_, crew);
+    return add_run(transfer_, pieces, *first_, std::move(region), limits, crew);
+  }
+
+ private:
+  // Requests of neighbours that are small, or that need slots anyway, are worth sharing. A page of
+  // the file that belongs to two of them is then written once.
+  [[nodiscard]] bool shares_requests(const Part& part) const {
+    const std::uint64_t before = transfer_.pieces.back().bytes;
+    if (part.bytes <= merge_bytes_max && before <= merge_bytes_max) return true;
+    return !fits_in_place(part) && !fits_in_place(*last_);
+  }
+  [[nodiscard]] std::uint64_t gap_bytes_max() const noexcept {
+    return transfer_.direction() == Direction::read ? read_over_bytes_max : 0;
+  }
+  [[nodiscard]] const std::byte* memory_end() const noexcept {
+    const Piece& last = transfer_.pieces.back();
+    return last.memory + last.bytes;
+  }
+  void add_piece(std::byte* memory, std::uint64_t bytes) {
+    transfer_.pieces.push_back({memory, bytes, end_ - first_->offset});
+    end_ += bytes;
+  }
+
+  Transfer& transfer_;
+  const Cut& cut_;
+  const Crews& crews_;
+  const Part* first_ = nullptr;  // of the run
+  const Part* last_ = nullptr;
+  std::size_t first_piece_ = 0;
+  std::uint64_t end_ = 0;  // of the run so far
+};
+
 Status add_runs(Transfer& transfer, std::span<Part> parts, const Cut& cut, const Crews& crews) {
   const auto before = [](const Part& a, const Part& b) {
     if (a.leg != b.leg) return a.leg < b.leg;
@@ -153,45 +241,14 @@ Status add_runs(Transfer& transfer, std::span<Part> parts, const Cut& cut, const
   if (!std::is_sorted(parts.begin(), parts.end(), before)) {
     std::sort(parts.begin(), parts.end(), before);
   }
-  transfer.pieces.reserve(parts.size());  // plans point into it
-  const Part* first = nullptr;
-  std::size_t first_piece = 0;
-  const auto close_run = [&]() -> Status {
-    if (first == nullptr) return Nothing{};
-    const std::span<const Piece> pieces = std::span(transfer.pieces).subspan(first_piece);
-    const Crew& crew = *crews[first->leg];
-    std::shared_ptr<memory::Region> region = region_of(transfer, pieces);
-    const Limits limits = limits_for(*first, pages_of(*first->file, region.get()), cut, crew);
-    return add_run(transfer, pieces, *first, std::move(region), limits, crew);
-  };
-  std::uint64_t end = 0;  // of the run so far
+  const std::size_t gaps = transfer.direction() == Direction::read ? parts.size() - 1 : 0;
+  transfer.pieces.reserve(parts.size() + gaps);  // plans point into it
+  RunBuilder runs(transfer, cut, crews);
   for (const Part& part : parts) {
     if (part.bytes == 0) continue;
-    const bool same_file = first != nullptr && first->file == part.file;
-    if (same_file && part.offset < end && transfer.direction() == Direction::write) {
-      return Error({.operation = "write_many",
-                    .path = part.file->path(),
-                    .offset = part.offset,
-                    .length = part.bytes,
-                    .code = EINVAL,
-                    .hint = "it overlaps another transfer of the same call"});
-    }
-    const bool joins = same_file && part.offset == end && part.gpu == first->gpu &&
-                       part.bytes <= merge_bytes_max &&
-                       transfer.pieces.back().bytes <= merge_bytes_max;
-    if (!joins) {
-      if (Status closed = close_run(); !closed.ok()) return closed;
-      first = &part;
-      first_piece = transfer.pieces.size();
-    }
-    transfer.pieces.push_back({part.memory, part.bytes, part.offset - first->offset});
-    end = part.offset + part.bytes;
-    auto region = memory::find_region({part.memory, part.bytes});
-    if (region != nullptr && (transfer.regions.empty() || transfer.regions.back() != region)) {
-      transfer.regions.push_back(std::move(region));
-    }
+    if (Status added = runs.add(part); !added.ok()) return added;
   }
-  return close_run();
+  return runs.close();
 }
 
 // Prepares the files that the transfer makes longer. A single block needs nothing: it arrives whole
@@ -281,8 +338,10 @@ Result<Fences> fences_for(std::span<const Part> parts) {
 Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<Part> parts,
                                                  Fences fences, Durability durability,
                                                  const HandleOptions& options, const Crews& crews,
-                                                 Way way, Caller caller) {
+                                                 Way way, Caller caller,
+                                                 std::shared_ptr<Witness> witness) {
   auto transfer = new_transfer(direction, verb_of(direction), crews);
+  transfer->witness = std::move(witness);
   transfer->fences = std::move(fences);
   const Cut cut{options, way, caller, parts.size()};
   if (Status added = add_runs(*transfer, parts, cut, crews); !added.ok()) return added.error();
