@@ -17,6 +17,7 @@ ROOMS = {
     "memory": {"os", "base"},
     "handle": {"engines", "files", "memory", "os", "base"},
     "swap": {"handle", "engines", "files", "memory", "os", "base"},
+    "checkpoint": {"handle", "engines", "files", "memory", "os", "base"},
     "bench": set(),
     "cli": {"bench"},
 }
@@ -31,6 +32,7 @@ BENCH_SHARED = "run"
 # Each public header belongs to the room that implements it.
 PUBLIC_HEADERS = {
     "aio.h": "handle",
+    "checkpoint.h": "checkpoint",
     "copy.h": "memory",
     "device.h": "files",
     "error.h": "base",

@@ -90,6 +90,8 @@ def planted(check, tree, file, line):
         ("src/handle/plan.cc", "#include <gtest/gtest.h>"),
         ("src/handle/plan.cc", '#include "engines/contract_fixture.h"'),
         ("src/handle/plan.cc", '#include "plan.h"'),
+        ("src/checkpoint/dtype.cc", '#include "swap/extents.h"'),
+        ("src/swap/store.cc", '#include "tensorferry/checkpoint.h"'),
         ("src/lonely.cc", "#include <vector>"),
         ("src/attic/dust.h", "#include <vector>"),
         ("src/bench/run/scratch.h", '#include "os/system.h"'),
