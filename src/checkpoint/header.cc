@@ -36,7 +36,7 @@ class HeaderReader {
   // Where it stopped, and why.
   [[nodiscard]] std::size_t offset() const noexcept { return json_.offset(); }
   [[nodiscard]] std::string failure() const {
-    return (in_tensor_ ? "tensor " + quoted(name_) : "the header") + ": " + json_.failure();
+    return (in_tensor_ ? "tensor " + shown(name_) : "the header") + ": " + json_.failure();
   }
   [[nodiscard]] std::vector<FoundTensor>& tensors() noexcept { return tensors_; }
   [[nodiscard]] std::optional<Metadata>& metadata() noexcept { return metadata_; }
@@ -162,7 +162,7 @@ void HeaderReader::read_dtype(DType& dtype) {
   }
   const std::optional<DType> known = dtype_named(name);
   if (!known) {
-    json_.fail_at(at, "dtype " + quoted(name) + " is unknown");
+    json_.fail_at(at, "dtype " + shown(name) + " is unknown");
   } else {
     dtype = *known;
   }
@@ -288,7 +288,7 @@ Result<Header> parse_header(std::span<const std::byte> json, std::uint64_t data_
   for (FoundTensor& one : found) {
     if (std::string fault = fault_of(one.tensor, end); !fault.empty()) {
       return broken(path, length_field_bytes + one.at,
-                    "tensor " + quoted(one.tensor.name) + ": " + fault);
+                    "tensor " + shown(one.tensor.name) + ": " + fault);
     }
     end = one.tensor.end;
     header.tensors.push_back(std::move(one.tensor));

@@ -25,7 +25,7 @@ using Metadata = std::map<std::string, std::string>;
 struct HeaderTensor {
   std::string name;
   DType dtype = DType::u8;
-  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> shape = {};
   std::uint64_t begin = 0;  // from the end of the header
   std::uint64_t end = 0;
 };

@@ -388,15 +388,16 @@ void append_json_string(std::string& json, std::string_view text) {
   json += '"';
   for (const char character : text) {
     const auto code = static_cast<unsigned char>(character);
-    if (const std::size_t index = meanings.find(character); index != std::string_view::npos) {
+    if (code >= 0x20 && character != '"' && character != '\\') {
+      json += character;
+    } else if (const std::size_t index = meanings.find(character);
+               index != std::string_view::npos) {
       json += '\\';
       json += names[index];
-    } else if (code < 0x20) {
+    } else {
       json += "\\u00";
       json += hex[code >> 4U];
       json += hex[code & 15U];
-    } else {
-      json += character;
     }
   }
   json += '"';
@@ -404,13 +405,13 @@ void append_json_string(std::string& json, std::string_view text) {
 
 bool is_utf8(std::string_view text) noexcept { return valid_utf8_prefix(text) == text.size(); }
 
-std::string quoted(std::string_view name) {
+std::string shown(std::string_view name) {
   constexpr std::size_t length_max = 200;
-  const std::string_view shown = name.substr(0, length_max);
+  const std::string_view start = name.substr(0, length_max);
   std::string text;
   // What the cut leaves of a character, and what is no UTF-8 at all, is left out.
-  append_json_string(text, shown.substr(0, valid_utf8_prefix(shown)));
-  if (shown.size() < name.size()) text.insert(text.size() - 1, "...");
+  append_json_string(text, start.substr(0, valid_utf8_prefix(start)));
+  if (start.size() < name.size()) text.insert(text.size() - 1, "...");
   return text;
 }
 

@@ -91,6 +91,6 @@ void append_json_string(std::string& json, std::string_view text);
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 // A name from a file, for a message: in quotes, on one line, shortened if it is long.
-[[nodiscard]] std::string quoted(std::string_view name);
+[[nodiscard]] std::string shown(std::string_view name);
 
 }  // namespace tensorferry::checkpoint

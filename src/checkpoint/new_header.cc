@@ -34,15 +34,15 @@ Status check_names(std::span<const NewTensor> tensors, const std::optional<Metad
   names.reserve(tensors.size());
   for (const NewTensor& tensor : tensors) {
     if (tensor.name == "__metadata__") return refused("a tensor cannot have the name __metadata__");
-    if (!is_utf8(tensor.name)) return refused("the name " + quoted(tensor.name) + " is not UTF-8");
+    if (!is_utf8(tensor.name)) return refused("the name " + shown(tensor.name) + " is not UTF-8");
     names.emplace_back(tensor.name);
   }
   std::ranges::sort(names);
   const auto twice = std::ranges::adjacent_find(names);
-  if (twice != names.end()) return refused("two tensors have the name " + quoted(*twice));
+  if (twice != names.end()) return refused("two tensors have the name " + shown(*twice));
   for (const auto& [key, value] : metadata.value_or(Metadata{})) {
     if (!is_utf8(key) || !is_utf8(value)) {
-      return refused("the metadata " + quoted(key) + " is not UTF-8");
+      return refused("the metadata " + shown(key) + " is not UTF-8");
     }
   }
   return Nothing{};
@@ -89,7 +89,7 @@ Result<NewHeader> make_header(std::span<const NewTensor> tensors,
   for (const std::size_t index : header.order) {
     const NewTensor& tensor = tensors[index];
     const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes.ok()) return refused("tensor " + quoted(tensor.name) + ": " + bytes.error().hint());
+    if (!bytes.ok()) return refused("tensor " + shown(tensor.name) + ": " + bytes.error().hint());
     if (bytes.value() > bytes_max - header.data_bytes) {
       return refused("the tensors have more bytes than a file can have");
     }

@@ -17,7 +17,7 @@ namespace tensorferry::checkpoint {
 struct NewTensor {
   std::string name;
   DType dtype = DType::u8;
-  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> shape = {};
 };
 
 struct NewHeader {
