@@ -21,7 +21,7 @@ namespace tensorferry::checkpoint {
 inline constexpr std::string_view checksums_key = "tensorferry.xxh3";
 inline constexpr std::uint64_t checksum_chunk_bytes = 16 * MiB;  // the last chunk may be shorter
 
-// XXH3 (64 bits) of each chunk of a tensor.
+// One for each chunk of a tensor: see digester.h.
 using Digests = std::vector<std::uint64_t>;
 
 // How many chunks a tensor has: none without bytes.

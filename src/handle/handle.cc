@@ -6,7 +6,6 @@
 
 #include "handle/conductor.h"
 #include "handle/transfer.h"
-#include "os/cuda.h"
 #include "os/system.h"
 
 namespace tensorferry {
@@ -14,23 +13,7 @@ namespace tensorferry {
 using handle::Conductor;
 using handle::Direction;
 using handle::Part;
-
-namespace {
-
-// Memory to be written is only read; the engines' requests do not tell the two apart.
-std::byte* writable(const std::byte* memory) { return const_cast<std::byte*>(memory); }
-
-Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
-             CudaStream stream) {
-  return {.memory = writable(memory.data()),
-          .bytes = memory.size(),
-          .file = file.opened(),
-          .offset = offset,
-          .gpu = memory.empty() ? -1 : os::gpu_of(memory.data()).value_or(-1),
-          .stream = stream};
-}
-
-}  // namespace
+using handle::part_of;
 
 Handle::Handle(const HandleOptions& options) : Handle(Conductor::create(options, {}).or_throw()) {}
 Handle::Handle(std::unique_ptr<Conductor> conductor)

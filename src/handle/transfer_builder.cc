@@ -11,6 +11,7 @@
 #include "base/alignment.h"
 #include "handle/settings.h"
 #include "memory/region.h"
+#include "os/cuda.h"
 #include "os/kept_memory.h"
 
 namespace tensorferry::handle {
@@ -289,6 +290,17 @@ std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb, co
 }
 
 }  // namespace
+
+// Memory to be written is only read; the engines' requests do not tell the two apart.
+Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
+             CudaStream stream) {
+  return {.memory = const_cast<std::byte*>(memory.data()),
+          .bytes = memory.size(),
+          .file = file.opened(),
+          .offset = offset,
+          .gpu = memory.empty() ? -1 : os::gpu_of(memory.data()).value_or(-1),
+          .stream = stream};
+}
 
 Status check_part(Direction direction, const Part& part) {
   const auto refuse = [&](int code, const char* hint) {

@@ -13,11 +13,16 @@
 #include "handle/part.h"
 #include "handle/transfer.h"
 #include "os/gpu_stream.h"
+#include "tensorferry/file.h"
 #include "tensorferry/options.h"
 
 namespace tensorferry::handle {
 
 using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
+
+// The part for a user's memory; finds the GPU that has it.
+[[nodiscard]] Part part_of(std::span<const std::byte> memory, const File& file,
+                           std::uint64_t offset, CudaStream stream = {});
 
 // Refuses a part that can never be transferred: the wrong access, no memory, an offset out of
 // range.

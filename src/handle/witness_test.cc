@@ -56,10 +56,6 @@ class Recorder final : public Witness {
   const std::optional<Error> verdict_;
 };
 
-Part part_of(std::span<std::byte> memory, const File& file, std::uint64_t offset) {
-  return {.memory = memory.data(), .bytes = memory.size(), .file = file.opened(), .offset = offset};
-}
-
 Operation start(const Handle& handle, Direction direction, std::vector<Part> parts,
                 const std::shared_ptr<Witness>& witness) {
   return handle.conductor()
@@ -89,8 +85,8 @@ TEST_P(WitnessTest, sees_every_byte_of_a_read_once) {
         parts.push_back(part_of(memories.back().bytes(), file, offset));
       }
     }
-    const Operation read = start(handle, Direction::read, parts, witness);
-    ASSERT_EQ(outcome_code(read), 0);
+    const Operation reading = start(handle, Direction::read, parts, witness);
+    ASSERT_EQ(outcome_code(reading), 0);
     std::size_t asked = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const std::uint32_t seed = i < places().size() ? 1 : 2;
@@ -98,7 +94,7 @@ TEST_P(WitnessTest, sees_every_byte_of_a_read_once) {
       EXPECT_EQ(witness->fault(parts[i], memories[i].bytes()), "") << i;
       asked += parts[i].bytes;
     }
-    EXPECT_EQ(read.bytes(), asked);
+    EXPECT_EQ(reading.bytes(), asked);
     EXPECT_EQ(witness->verdicts, 1);
   }
 }
@@ -133,10 +129,10 @@ TEST_P(WitnessTest, fails_the_operation_with_its_error) {
   Memory memory(MiB, 0);
   const auto witness = std::make_shared<Recorder>(
       Error({.operation = "verify", .path = file.path(), .offset = 4096, .code = EBADMSG}));
-  const Operation read =
+  const Operation reading =
       start(handle, Direction::read, {part_of(memory.bytes(), file, 0)}, witness);
-  EXPECT_EQ(outcome_code(read), EBADMSG);
-  EXPECT_EQ(read.error()->offset(), 4096U);
+  EXPECT_EQ(outcome_code(reading), EBADMSG);
+  EXPECT_EQ(reading.error()->offset(), 4096U);
   handle.read_now(memory.bytes(), file);  // the handle still works
 }
 
@@ -145,9 +141,9 @@ TEST_P(WitnessTest, is_not_asked_about_an_operation_that_has_failed) {
   Handle handle(options());
   Memory memory(2 * MiB, 0);
   const auto witness = std::make_shared<Recorder>();
-  const Operation read =
+  const Operation reading =
       start(handle, Direction::read, {part_of(memory.bytes(), file, 0)}, witness);
-  EXPECT_EQ(outcome_code(read), ENODATA);
+  EXPECT_EQ(outcome_code(reading), ENODATA);
   EXPECT_EQ(witness->verdicts, 0);
 }
 

@@ -133,6 +133,12 @@ int System::remove_at(int directory, const char* name, int flags) {
   return or_errno(::unlinkat(directory, name, flags));
 }
 
+int System::rename_at(int directory, const char* name, const char* new_name) {
+  return or_errno(::renameat(directory, name, directory, new_name));
+}
+
+int System::set_mode(int fd, mode_t mode) { return or_errno(::fchmod(fd, mode)); }
+
 int System::lock_file(int fd) { return or_errno(::flock(fd, LOCK_EX | LOCK_NB)); }
 
 std::byte* System::map(std::size_t bytes) {

@@ -41,6 +41,7 @@ class System {
   virtual ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes, std::uint64_t offset);
   virtual int fdatasync(int fd);
   virtual int fsync(int fd);
+  virtual int set_mode(int fd, mode_t mode);  // fchmod
   virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fallocate(int fd, int mode, std::uint64_t offset, std::uint64_t bytes);
 
@@ -54,6 +55,8 @@ class System {
   virtual int stat_at(int directory, const char* name, unsigned mask, struct statx* facts);
   virtual int make_directory_at(int directory, const char* name, mode_t mode);
   virtual int remove_at(int directory, const char* name, int flags);  // unlinkat
+  // Gives the file another name in the same directory; a file of that name is replaced.
+  virtual int rename_at(int directory, const char* name, const char* new_name);
   // Locks the file until this process closes it: 0, or -EWOULDBLOCK if another process holds the
   // lock.
   virtual int lock_file(int fd);

@@ -1,0 +1,114 @@
+// Writes a safetensors file: the tensors first, then the header, which has their checksums.
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "checkpoint/checksums.h"
+#include "checkpoint/digester.h"
+#include "checkpoint/hidden_file.h"
+#include "checkpoint/new_header.h"
+#include "handle/conductor.h"
+#include "tensorferry/checkpoint.h"
+
+namespace tensorferry {
+
+namespace checkpoint {
+
+namespace {
+
+constexpr std::chrono::milliseconds progress_pause{100};
+
+Error refuse(const std::string& path, std::string hint) {
+  return Error({.operation = "save", .path = path, .code = EINVAL, .hint = std::move(hint)});
+}
+
+// Waits for the operation. Cancels it when the user gives up.
+void wait_for(const Operation& operation, const std::string& path, std::uint64_t total_bytes,
+              const Progress& progress) {
+  if (!progress) return operation.wait();
+  bool given_up = false;
+  while (!operation.wait_for(progress_pause)) {
+    if (given_up || progress(operation.bytes(), total_bytes)) continue;
+    given_up = true;
+    operation.cancel();
+  }
+  // Done. wait_for() has thrown if it failed otherwise.
+  if (given_up || !progress(total_bytes, total_bytes)) {
+    throw Error({.operation = "save",
+                 .path = path,
+                 .code = ECANCELED,
+                 .hint = "the caller gave up; the old file is unchanged"});
+  }
+}
+
+std::vector<NewTensor> new_tensors(const std::string& path, std::span<const TensorWrite> tensors) {
+  std::vector<NewTensor> described;
+  for (const TensorWrite& tensor : tensors) {
+    const std::uint64_t bytes = tensor_bytes(tensor.dtype, tensor.shape).or_throw();
+    if (tensor.memory.size() != bytes) {
+      throw refuse(path, "tensor '" + tensor.name + "' has " + std::to_string(bytes) +
+                             " bytes by its shape, and the memory has " +
+                             std::to_string(tensor.memory.size()));
+    }
+    described.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  return described;
+}
+
+}  // namespace
+
+}  // namespace checkpoint
+
+void save_safetensors(Handle& handle, const std::string& path, std::span<const TensorWrite> tensors,
+                      const SafetensorsOptions& options) {
+  using namespace checkpoint;
+  const std::vector<NewTensor> described = new_tensors(path, tensors);
+  Metadata metadata = options.metadata.value_or(Metadata{});
+  if (metadata.contains(std::string(checksums_key))) {
+    throw refuse(path, "the metadata must not have the key " + std::string(checksums_key) +
+                           ": checksums are kept there");
+  }
+  // Digests have a fixed width: the header is as long with those that are not known yet.
+  std::vector<Digests> digests;
+  for (const TensorWrite& tensor : tensors) digests.emplace_back(chunk_count(tensor.memory.size()));
+  const auto header_now = [&] {
+    std::optional<Metadata> entries = options.metadata;
+    if (options.checksums) {
+      std::vector<TensorDigests> of_tensors;
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        of_tensors.push_back({tensors[i].name, digests[i]});
+      }
+      entries = metadata;
+      (*entries)[std::string(checksums_key)] = write_checksums(of_tensors);
+    }
+    return make_header(described, entries, options.alignment).or_throw();
+  };
+  const NewHeader header = header_now();
+  auto& system = handle.conductor().system();
+  const auto hidden = HiddenFile::create(system, path, options.permissions).or_throw();
+
+  std::vector<handle::Part> parts;
+  std::vector<WatchedTensor> watched;
+  std::uint64_t offset = header.bytes.size();
+  for (const std::size_t index : header.order) {
+    const TensorWrite& tensor = tensors[index];
+    parts.push_back(handle::part_of(tensor.memory, hidden->file(), offset, tensor.stream));
+    watched.push_back({tensor.name, hidden->file().opened(), offset, tensor.memory.size()});
+    offset += tensor.memory.size();
+  }
+  const auto digester = options.checksums ? std::make_shared<Digester>(watched) : nullptr;
+  const Operation written = handle.conductor()
+                                .transfer(handle::Direction::write, parts, Durability::none,
+                                          handle::Caller::goes_on, digester)
+                                .or_throw();
+  wait_for(written, path, header.data_bytes, options.progress);
+  if (digester != nullptr) {
+    for (std::size_t i = 0; i < watched.size(); ++i) digests[header.order[i]] = digester->of(i);
+  }
+  const NewHeader whole = options.checksums ? header_now() : header;
+  handle.write_now(std::as_bytes(std::span(whole.bytes)), hidden->file());
+  hidden->commit().or_throw();
+}
+
+}  // namespace tensorferry
