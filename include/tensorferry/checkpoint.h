@@ -96,7 +96,7 @@ class TENSORFERRY_EXPORT Safetensors {
   [[nodiscard]] static Safetensors open(const std::string& path);
 
   [[nodiscard]] const std::vector<File>& files() const noexcept;
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept;  // by file and offset
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept;       // by file and offset
   [[nodiscard]] const TensorInfo* find(std::string_view name) const noexcept;  // or nullptr
   // As the file has it, without our checksums; nullopt if there is none. Of a set: the index's
   // own, whose values that are not strings are left as JSON.
@@ -170,5 +170,24 @@ struct SafetensorsOptions {
 TENSORFERRY_EXPORT void save_safetensors(Handle& handle, const std::string& path,
                                          std::span<const TensorWrite> tensors,
                                          const SafetensorsOptions& options = {});
+
+// For files that are in memory or are written by other means.
+struct SafetensorsHeader {
+  std::string bytes;               // from the start of the file to its first tensor
+  std::vector<std::size_t> order;  // indexes of the given tensors, in the order of the file
+};
+
+// The header that save_safetensors() writes, without checksums. Looks at no memory. Throws Error.
+[[nodiscard]] TENSORFERRY_EXPORT SafetensorsHeader
+make_safetensors_header(std::span<const TensorWrite> tensors, const SafetensorsOptions& options);
+
+struct SafetensorsContents {
+  std::vector<TensorInfo> tensors;  // by offset
+  std::optional<std::map<std::string, std::string>> metadata;
+};
+
+// What the bytes of a whole file say. Throws Error as Safetensors::open() does.
+[[nodiscard]] TENSORFERRY_EXPORT SafetensorsContents
+parse_safetensors(std::span<const std::byte> bytes);
 
 }  // namespace tensorferry

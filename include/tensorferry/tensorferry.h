@@ -8,6 +8,7 @@
 #pragma once
 
 #include "tensorferry/aio.h"            // IWYU pragma: export
+#include "tensorferry/checkpoint.h"     // IWYU pragma: export
 #include "tensorferry/copy.h"           // IWYU pragma: export
 #include "tensorferry/device.h"         // IWYU pragma: export
 #include "tensorferry/error.h"          // IWYU pragma: export

@@ -20,6 +20,7 @@ void bind_memory(nb::module_& module);
 void bind_operations(nb::module_& module);
 void bind_handle(nb::module_& module);
 void bind_swap(nb::module_& module);
+void bind_checkpoint(nb::module_& module);
 
 // An Error for an invalid argument; Python gets a tensorferry.InvalidArgument.
 [[nodiscard]] Error invalid(const char* operation, std::string hint);
@@ -43,6 +44,9 @@ void bind_swap(nb::module_& module);
 
 // Opens the file that a user names by a path (str, bytes, os.PathLike), a File, or a descriptor.
 [[nodiscard]] File to_file(nb::handle file, Access access);
+
+// The File of Python for an open file.
+[[nodiscard]] nb::object python_file(const File& file);
 
 // When a wait of `timeout` seconds that begins now must end; never for None. Throws invalid() for
 // NaN.

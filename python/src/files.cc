@@ -73,6 +73,8 @@ File to_file(nb::handle file, Access access) {
   return open_path(to_path(file), access);
 }
 
+nb::object python_file(const File& file) { return nb::cast(PyFile{file}); }
+
 using FileClass = nb::class_<PyFile>;
 
 namespace {

@@ -36,6 +36,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   bind_operations(module);
   bind_handle(module);
   bind_swap(module);
+  bind_checkpoint(module);
   module.def(
       "privileged", [] { return ::getauxval(AT_SECURE) != 0; },
       "Returns whether this program has rights that its user may lack (setuid, setgid, file "

@@ -113,6 +113,26 @@ const std::optional<std::map<std::string, std::string>>& Safetensors::metadata()
 }
 bool Safetensors::has_checksums() const noexcept { return contents_->has_checksums(); }
 
+SafetensorsContents parse_safetensors(std::span<const std::byte> bytes) {
+  using namespace checkpoint;
+  const auto first = bytes.first(std::min(bytes.size(), length_field_bytes));
+  const std::uint64_t json_bytes = header_json_bytes(first, bytes.size(), "").or_throw();
+  const std::uint64_t data_offset = length_field_bytes + json_bytes;
+  Header header =
+      parse_header(bytes.subspan(length_field_bytes, json_bytes), bytes.size() - data_offset, "")
+          .or_throw();
+  SafetensorsContents contents;
+  contents.metadata = std::move(header.metadata);
+  for (HeaderTensor& tensor : header.tensors) {
+    contents.tensors.push_back({.name = std::move(tensor.name),
+                                .dtype = tensor.dtype,
+                                .shape = std::move(tensor.shape),
+                                .offset = data_offset + tensor.begin,
+                                .bytes = tensor.end - tensor.begin});
+  }
+  return contents;
+}
+
 Operation Safetensors::read(Handle& handle, std::span<const TensorRead> reads,
                             Verify verify) const {
   checkpoint::Reads all(*contents_, verify);

@@ -249,6 +249,28 @@ TEST_F(SafetensorsTest, a_file_that_breaks_a_rule_is_refused_with_its_path) {
   EXPECT_EQ(error_of([&] { (void)Safetensors::open(dir.file("none")); }).code(), ENOENT);
 }
 
+TEST_F(SafetensorsTest, bytes_in_memory_say_the_same_as_the_file) {
+  add_mixture();
+  const SafetensorsOptions options{.metadata = {{{"a", "b"}}}, .checksums = false, .alignment = 8};
+  save(options);
+  const auto whole = support::read_whole_file(path);
+  const SafetensorsContents contents = parse_safetensors(whole);
+  const Safetensors file = Safetensors::open(path);
+  EXPECT_EQ(contents.metadata, file.metadata());
+  ASSERT_EQ(contents.tensors.size(), file.tensors().size());
+  std::vector<TensorWrite> writes;
+  for (const Saved& tensor : tensors) {
+    writes.push_back({tensor.name, tensor.dtype, tensor.shape, {}});
+  }
+  const SafetensorsHeader header = make_safetensors_header(writes, options);
+  EXPECT_EQ(std::memcmp(header.bytes.data(), whole.data(), header.bytes.size()), 0);
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    EXPECT_EQ(contents.tensors[i].name, file.tensors()[i].name);
+    EXPECT_EQ(contents.tensors[i].offset, file.tensors()[i].offset);
+    EXPECT_EQ(tensors[header.order[i]].name, file.tensors()[i].name);
+  }
+}
+
 class SetTest : public SafetensorsTest {
  protected:
   void save_as(const std::string& name, std::vector<std::string> names) {

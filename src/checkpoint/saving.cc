@@ -60,6 +60,16 @@ std::vector<NewTensor> new_tensors(const std::string& path, std::span<const Tens
 
 }  // namespace checkpoint
 
+SafetensorsHeader make_safetensors_header(std::span<const TensorWrite> tensors,
+                                          const SafetensorsOptions& options) {
+  std::vector<checkpoint::NewTensor> described;
+  for (const TensorWrite& tensor : tensors) {
+    described.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  auto made = checkpoint::make_header(described, options.metadata, options.alignment).or_throw();
+  return {std::move(made.bytes), std::move(made.order)};
+}
+
 void save_safetensors(Handle& handle, const std::string& path, std::span<const TensorWrite> tensors,
                       const SafetensorsOptions& options) {
   using namespace checkpoint;

@@ -57,13 +57,16 @@ ADAPTERS = {"torch.h", "deepspeed_py_aio.h"}
 ADAPTED = re.compile(r"^(torch|ATen|c10)/")
 
 # Libraries that serve the command.
-COMMAND_ONLY = re.compile(r"^(CLI|fmt|nlohmann)/|^xxhash\.h$")
+COMMAND_ONLY = re.compile(r"^(CLI|fmt|nlohmann)/")
 
 # Headers of other libraries that have one home each.
 HOMES = {
     "libaio.h": "engines/libaio_engine.cc",
     "liburing.h": "engines/uring_engine.cc",
 }
+
+# Of the library's files, the one that computes checksums. The command computes some of its own.
+CHECKSUMS_HOME = "checkpoint/digester.cc"
 
 # The library depends on none of these. gtest is for tests only.
 FOREIGN = re.compile(
@@ -166,6 +169,8 @@ def judge_include(src, name, room, header, quoted):
         return "only tests may"
     if COMMAND_ONLY.match(header) and room not in OUTSIDE:
         return "only the command may"
+    if header == "xxhash.h" and room not in OUTSIDE and name != CHECKSUMS_HOME:
+        return f"belongs in {CHECKSUMS_HOME} alone"
     first, _, rest = header.partition("/")
     if first == "tensorferry" and room in OUTSIDE:
         return None if rest in PUBLIC_HEADERS else "not of the public API"
