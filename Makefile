@@ -181,6 +181,8 @@ fuzz: ## All fuzzers (FUZZERS=...), together for FUZZ_SECONDS=60, with inputs by
 		corpus=$$PWD/build/corpus/$$fuzzer; crashes=tests/fuzz/crashes/$$fuzzer; \
 		mkdir -p $$corpus $$crashes; \
 		cp tests/fuzz/seeds/$$fuzzer/* $$corpus 2>/dev/null || true; \
+		cases=tests/shared/$${fuzzer}_cases.py; \
+		[ ! -f $$cases ] || $(PYTHON) $$cases $$corpus; \
 		(cd /dev/shm && $(CURDIR)/build/asan/tests/fuzz/$${fuzzer}_fuzzer -verbosity=0 \
 			-print_final_stats=1 -seed=$(FUZZ_SEED) -max_total_time=$$(($(FUZZ_SECONDS) / $(words $(FUZZERS)))) \
 			-artifact_prefix=$(CURDIR)/$$crashes/ $$corpus $(CURDIR)/$$crashes) || exit 1; \

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/json.h"
@@ -279,8 +280,8 @@ Result<Header> parse_header(std::span<const std::byte> json, std::uint64_t data_
   std::vector<FoundTensor>& found = reader.tensors();
   if (!reader.read()) return broken(path, length_field_bytes + reader.offset(), reader.failure());
   remove_repeated(found);
-  std::ranges::stable_sort(found, {}, [](const FoundTensor& one) {
-    return std::pair(one.tensor.begin, one.tensor.end);
+  std::ranges::sort(found, {}, [](const FoundTensor& one) {
+    return std::tie(one.tensor.begin, one.tensor.end, one.tensor.name);
   });
   Header header{.tensors = {}, .metadata = std::move(reader.metadata())};
   header.tensors.reserve(found.size());

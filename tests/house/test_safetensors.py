@@ -85,7 +85,7 @@ def test_every_case_gets_the_verdict_of_the_package(ours, theirs):
     files = cases()
     found, accepted = differences(files, ours, theirs)
     assert not found, "\n".join(found)
-    assert len(files) > 150 and 50 < accepted < len(files) - 100
+    assert len(files) > 600 and 180 < accepted < 220
 
 
 def test_spoiled_files_get_the_verdict_of_the_package(ours, theirs):

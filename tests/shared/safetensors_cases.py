@@ -25,7 +25,7 @@ def file_of(header, data_bytes=8):
     return struct.pack("<Q", len(text)) + text + bytes(i % 251 for i in range(data_bytes))
 
 
-def entry(dtype="F32", shape="[2]", offsets="[0,8]"):
+def entry(dtype='"F32"', shape="[2]", offsets="[0,8]"):
     return f'{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}'
 
 
@@ -139,13 +139,14 @@ def metadata():
 
 
 def repeated():
-    twice = entry("3").replace("3", '"F32"')
+    too_long = entry(shape="[3]", offsets="[0,12]")
+    unknown = entry(dtype='"F99"')
     for name, text in (
         ("tensor_twice", f'"a":{ENTRY},"a":{ENTRY}'),
         ("tensor_twice_escaped", rf'"a":{ENTRY},"\u0061":{ENTRY}'),
-        ("tensor_twice_first_too_long", f'"a":{entry(shape="[3]", offsets="[0,12]")},"a":{twice}'),
-        ("tensor_twice_last_too_long", f'"a":{ENTRY},"a":{entry(shape="[3]", offsets="[0,12]")}'),
-        ("tensor_twice_first_unknown", f'"a":{entry(dtype=chr(34) + "F99" + chr(34))},"a":{ENTRY}'),
+        ("tensor_twice_first_too_long", f'"a":{too_long},"a":{ENTRY}'),
+        ("tensor_twice_last_too_long", f'"a":{ENTRY},"a":{too_long}'),
+        ("tensor_twice_first_unknown", f'"a":{unknown},"a":{ENTRY}'),
         ("tensor_twice_first_null", f'"a":null,"a":{ENTRY}'),
         ("tensor_thrice", f'"a":{ENTRY},"a":{entry(offsets="[4,8]")},"a":{ENTRY}'),
         ("dtype_twice", f'"a":{ENTRY[:-1]},"dtype":"F32"}}'),
