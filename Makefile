@@ -19,6 +19,10 @@ export PYTHON
 export CMAKE_CXX_COMPILER_LAUNCHER := $(CURDIR)/scripts/launch_compiler.sh
 export CCACHE_BASEDIR = $(CURDIR)
 export CCACHE_NOHASHDIR = 1
+# A wheel is compiled by what Python was, g++: by its other name ccache has the objects already.
+ifeq ($(origin CXX),default)
+export CXX := c++
+endif
 
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
