@@ -16,7 +16,7 @@
 #include "support/loop_device.h"
 #include "tensorferry/checkpoint.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::save {
 namespace {
 
 using support::LoopDevice;
@@ -299,4 +299,4 @@ TEST(CheckpointFaults, of_ten_thousand_flipped_bits_every_one_in_a_tensor_is_nam
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::save
