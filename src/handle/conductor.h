@@ -75,8 +75,8 @@ class Conductor {
   // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
   [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews();
-  // The crew that moves the part; starts it at the first call.
-  [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file, int gpu);
+  // The crew that moves the part; starts it at the first call. It lives as long as the conductor.
+  [[nodiscard]] Result<Crew*> crew_for(const files::OpenFile& file, int gpu);
   [[nodiscard]] Result<std::shared_ptr<Crew>> start_main(const Device& device);
   // Chooses the crew of each part and numbers their legs. Starts crews.
   [[nodiscard]] Status choose_crews(std::span<Part> parts, Crews& crews);
@@ -110,8 +110,9 @@ class Conductor {
     std::shared_ptr<Crew> crew;
     const DeviceCrew* older;
   };
-  [[nodiscard]] std::shared_ptr<Crew> find_crew(const Device& device, Role role) const noexcept;
-  void add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew);
+  // nullptr if there is none.
+  [[nodiscard]] Crew* find_crew(const Device& device, Role role) const noexcept;
+  Crew* add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew);
 
   std::mutex mutex_;  // held to start crews
   // Newest first. Entries never change and live as long as the conductor: reading takes no lock.

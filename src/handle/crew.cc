@@ -24,11 +24,15 @@ std::size_t number_of_this_thread() noexcept {
 std::shared_ptr<Leg> shared(Leg& leg) { return {leg.transfer->shared_from_this(), &leg}; }
 
 // Keeps the crews of a transfer while somebody who belongs to one of them uses the others.
-std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
+std::vector<std::shared_ptr<Crew>> all_kept(const Transfer& transfer) {
   std::vector<std::shared_ptr<Crew>> crews;
-  if (transfer.legs.size() < 2) return crews;
   for (const Leg& leg : transfer.legs) crews.push_back(leg.owner.lock());
   return crews;
+}
+
+inline std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
+  if (transfer.legs.size() < 2) return {};
+  return all_kept(transfer);
 }
 
 }  // namespace
@@ -261,6 +265,11 @@ void Crew::wake_all() noexcept {
 }
 
 void Crew::enqueue(const std::shared_ptr<Transfer>& transfer) {
+  if (!transfer->legs.empty()) {
+    const Crew& first = *transfer->legs.front().crew;
+    transfer->engine_name = to_string(first.options_.engine);
+    transfer->engine_reason = first.engine_reason_;
+  }
   const bool empty = transfer->runs.empty();  // before a worker may complete it
   bool refused = false;
   for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);

@@ -176,7 +176,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Calls visit(lane) for each that is open.
   template <class Visit>
   void for_each_lane(Visit visit) {
-    for (const auto& lane : lanes_) {
+    for (const auto& lane : std::span(lanes_).first(options_.lanes)) {
       if (Lane* const open = lane.load(std::memory_order_acquire)) visit(*open);
     }
   }

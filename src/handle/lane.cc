@@ -89,6 +89,10 @@ void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
 }
 
 void Lane::report(Lock& lock) {
+  if (mover_.ended().size() == 1 && mover_.failed().empty()) {
+    report_one(lock);
+    return;
+  }
   OneOrMany<std::shared_ptr<Transfer>> ended;
   for (auto& transfer : mover_.ended()) {
     transfer->set_on_lane(false);
@@ -105,6 +109,19 @@ void Lane::report(Lock& lock) {
     transfer.reset();
     crew_.lane_gave_back();
   }
+  if (others_wait) changed_.notify_all();
+}
+
+// The usual case, without any list.
+void Lane::report_one(Lock& lock) {
+  std::shared_ptr<Transfer> ended = std::move(mover_.ended().front());
+  mover_.ended().clear();
+  ended->set_on_lane(false);
+  const bool others_wait = followers_ > 0;
+  lock.unlock();
+  Crew::blocks_finished(ended);
+  ended.reset();
+  crew_.lane_gave_back();
   if (others_wait) changed_.notify_all();
 }
 

@@ -60,6 +60,7 @@ class Lane {
   // Tells the crew what has ended, and followers that they may attend. Called with the lock held,
   // lets go of it.
   void report(Lock& lock);
+  void report_one(Lock& lock);
   [[nodiscard]] engines::Engine::Nanoseconds limit_until(
       std::optional<Clock::time_point> deadline) const;
 

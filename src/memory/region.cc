@@ -260,9 +260,10 @@ std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return nullptr;
   // Outlives the lock: if it is the last reference, its end takes other locks.
   std::shared_ptr<Region> region;
-  const std::lock_guard lock(registry().mutex);
-  auto after = registry().listed.upper_bound(bytes.data());
-  if (after == registry().listed.begin()) return nullptr;
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto after = all.listed.upper_bound(bytes.data());
+  if (after == all.listed.begin()) return nullptr;
   region = std::prev(after)->second.region.lock();
   return region != nullptr && region->holds(bytes) ? region : nullptr;
 }
