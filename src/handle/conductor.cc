@@ -34,13 +34,15 @@ bool fits_lane(std::span<const Part> parts, Caller caller) noexcept {
 
 }  // namespace
 
-Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
+Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine,
+                     ProcessLimits& limits)
     : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
+      limits_(limits),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_uncut_bytes_max(options),
-                    slot_bytes_of(options_, SlotShares::inline_callers)) {
+                    slot_bytes_of(options_, SlotShares::inline_callers), limits) {
   ledger_->on_lost = options.on_lost;
 }
 
@@ -55,8 +57,9 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
   }
   if (!seams.open_engine) seams.open_engine = engines::open_engine;
   os::System& system = seams.system != nullptr ? *seams.system : os::System::real();
+  ProcessLimits& limits = seams.limits != nullptr ? *seams.limits : ProcessLimits::of_process();
   std::unique_ptr<Conductor> conductor(
-      new Conductor(settled, system, std::move(seams.open_engine)));
+      new Conductor(settled, system, std::move(seams.open_engine), limits));
   // An explicit engine that does not work here is refused now. Threads and rings start with the
   // first operation that is queued: a handle for small transfers stays small.
   if (settled.engine != EngineKind::automatic) {
@@ -153,7 +156,7 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string
                                                     const Device& device, SlotShares shares) {
   CrewOptions crew = crew_options(options_, kind, device, shares);
   const unsigned wanted = crew.workers;
-  ProcessShare share = take_share(crew, options_, ProcessLimits::of_process());
+  ProcessShare share = take_share(crew, options_, limits_);
   if (crew.workers < wanted) {
     ledger_->note_fallback("the process has all the workers it may have: " + device.name +
                            " gets " + std::to_string(crew.workers) + " of " +

@@ -29,6 +29,7 @@ namespace tensorferry::handle {
 struct Seams {
   os::System* system = nullptr;
   OpenEngine open_engine;
+  ProcessLimits* limits = nullptr;
 };
 
 // A Handle whose seams a test has replaced. Throws like Handle's constructor.
@@ -71,7 +72,8 @@ class Conductor {
   [[nodiscard]] std::vector<DeviceUse> device_use();
 
  private:
-  Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
+  Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine,
+            ProcessLimits& limits);
   // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
   [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews();
@@ -93,6 +95,7 @@ class Conductor {
   const HandleOptions options_;
   os::System& system_;
   const OpenEngine open_engine_;
+  ProcessLimits& limits_;
   const std::uint64_t generation_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
 

@@ -472,6 +472,9 @@ Lane* Crew::open_lane(std::size_t index) noexcept {
   const std::lock_guard lock(mutex_);
   if (lanes_refused_ || finishing_) return nullptr;
   if (Lane* const known = lanes_[index].load(std::memory_order_acquire)) return known;
+  auto share = share_.try_more({.engines = 1});
+  auto keeper_share = share_.try_more({.threads = keeper_started_ ? 0U : 1U});
+  if (!share || !keeper_share) return shared_lane(index);
   auto engine = open_engine_(EngineKind::libaio, options_.lane_mover.queue_depth, system_);
   Status opened = engine.ok() ? Status(Nothing{}) : Status(engine.error());
   if (opened.ok() && engine.value()->capabilities().service != engines::Service::any_thread) {
@@ -485,11 +488,23 @@ Lane* Crew::open_lane(std::size_t index) noexcept {
                            "; workers move small operations too, which takes longer");
     return nullptr;
   }
-  if (!keeper_started_.exchange(true)) ++started_;
-  open_lanes_.push_back(
-      std::make_unique<Lane>(*this, options_.lane_mover, std::move(engine.value())));
+  if (!keeper_started_.exchange(true)) {
+    ++started_;
+    keeper_share_.emplace(std::move(*keeper_share));
+  }
+  open_lanes_.push_back(std::make_unique<Lane>(*this, options_.lane_mover,
+                                               std::move(engine.value()), std::move(*share)));
   lanes_[index].store(open_lanes_.back().get(), std::memory_order_release);
   return open_lanes_.back().get();
+}
+
+Lane* Crew::shared_lane(std::size_t index) noexcept {
+  if (!std::exchange(lane_shares_ended_, true)) {
+    ledger_->note_fallback(
+        "the process has all the threads or engines it may have: small operations of several "
+        "threads go one way, or by the workers");
+  }
+  return open_lanes_.empty() ? nullptr : open_lanes_[index % open_lanes_.size()].get();
 }
 
 void Crew::lane_took() noexcept {
