@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "handle/handle_fixture.h"
@@ -85,7 +86,9 @@ class ProcessShareOfHandle : public ::testing::Test {
   [[nodiscard]] static Handle handle_within(ProcessLimits& limits) {
     HandleOptions options;
     options.workers = 1;
-    return make_handle(options, {.limits = &limits});
+    Seams seams;
+    seams.limits = &limits;
+    return make_handle(options, std::move(seams));
   }
   // A read that is queued, through a slot if the address is odd.
   [[nodiscard]] std::string read(Handle& handle, std::size_t shift = 0) const {
