@@ -76,8 +76,7 @@ void Mover::take_up(Claim&& claim) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   Flight& flight = flights_[index];
-  flight = Flight{};
-  flight.claim = std::move(claim);
+  flight = Flight{.claim = std::move(claim)};
   flight.started = Clock::now();
   flight.claim.transfer->mark_started(flight.started);
   if (const SyncStep* step = flight.claim.step) {
@@ -238,6 +237,10 @@ void Mover::revive_delayed() {
 }
 
 void Mover::submit_ready() {
+  if (ready_.empty()) {
+    refusals_ = 0;
+    return;
+  }
   const std::size_t batch = options_.submit == Submit::single ? 1 : batch_max;
   std::size_t begin = 0;
   int refused = 0;
@@ -374,10 +377,10 @@ void Mover::finish(std::uint32_t index) {
   if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
   if (flight.slot >= 0) free_slots_.push_back(flight.slot);
   if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
-  const std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);
+  std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);
   flight.stage = Stage::unused;
   free_.push_back(index);
-  if (transfer->finish_blocks(1)) ended_.push_back(transfer);
+  if (transfer->finish_blocks(1)) ended_.push_back(std::move(transfer));
 }
 
 void Mover::fail(std::uint32_t index, int code) {
@@ -399,6 +402,7 @@ void Mover::fail(std::uint32_t index, const Error& error) {
 // The queue was refilled before, so the drive has work. Making pages takes longer than that work,
 // so after a block that needs pages the queue comes first again.
 void Mover::unload() {
+  if (landed_.empty()) return;
   std::size_t count = 0;
   for (bool made = false; count < landed_.size() && !made; ++count) {
     const std::uint32_t index = landed_[count];

@@ -284,7 +284,7 @@ void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
                             .end = finished_,
                             .error = error_.get()});
   done_.store(true, std::memory_order_release);
-  ended_.notify_all();
+  if (waiters_ > 0) ended_.notify_all();
   if (listeners_.empty()) {
     lock.unlock();
     return;
@@ -353,11 +353,14 @@ bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   }
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return done(); };
-  if (!deadline) {
+  ++waiters_;
+  if (deadline) {
+    ended_.wait_until(lock, *deadline, ended);
+  } else {
     ended_.wait(lock, ended);
-    return true;
   }
-  return ended_.wait_until(lock, *deadline, ended);
+  --waiters_;
+  return done();
 }
 
 void Transfer::cancel(const char* why) noexcept {

@@ -231,8 +231,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   bool directories_found_ = false;  // used by prepare_steps() alone
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
-  bool ending_ = false;  // the outcome is final; mutex_ guards this and what follows
-  unsigned holds_ = 1;   // complete() has one itself
+  bool ending_ = false;   // the outcome is final; mutex_ guards this and what follows
+  unsigned holds_ = 1;    // complete() has one itself
+  unsigned waiters_ = 0;  // for ended_
   mutable std::mutex mutex_;
   // In a union, so that a forked child need not destroy it: that would wait for the parent's
   // threads.
