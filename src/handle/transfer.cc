@@ -102,7 +102,7 @@ void Transfer::count_blocks() {
     leg.run = i - 1;  // in the end, the leg's first
     leg.unclaimed += run.plan.block_count();
     blocks += run.plan.block_count();
-    asked_bytes_ += run.plan.bytes() - run.plan.gap_bytes();
+    asked_bytes_ += run.plan.kept_bytes();
   }
   unfinished_.store(blocks, std::memory_order_relaxed);
   if (!runs.empty()) {
@@ -233,8 +233,10 @@ void Transfer::complete() noexcept {
   // A cancellation that came after the last byte has changed nothing.
   const bool all_moved = bytes() == asked_bytes_;
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && all_moved;
-  const std::optional<Error> verdict =
-      witness != nullptr && all_moved ? witness->verdict() : std::nullopt;
+  std::unique_ptr<const Error> verdict;
+  if (witness != nullptr && all_moved) {
+    if (auto wrong = witness->verdict()) verdict = std::make_unique<const Error>(*wrong);
+  }
   // Closes files and lets go of memory before anyone sees the end, and outside the lock: letting go
   // of memory may call back.
   runs.clear();
@@ -242,11 +244,11 @@ void Transfer::complete() noexcept {
   pieces.clear();
   regions.clear();
   if (!fences.empty()) fences.clear();
-  witness.reset();
+  if (witness != nullptr) witness.reset();
 
   std::unique_lock lock(mutex_);
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
-  if (verdict && !error_) error_ = std::make_unique<const Error>(*verdict);
+  if (verdict != nullptr && !error_) error_ = std::move(verdict);
   ending_ = true;
   if (!attendants_.empty()) {
     std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);
