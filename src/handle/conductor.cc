@@ -293,7 +293,7 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
                                       Durability durability, Caller caller,
-                                      std::shared_ptr<Witness> witness) {
+                                      const std::shared_ptr<Witness>& witness) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
@@ -314,7 +314,7 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   const bool on_lane =
       crews.size() == 1 && crews.front()->options().lanes > 0 && fits_lane(parts, caller);
   auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
-                                 on_lane ? Way::lane : Way::queue, caller, std::move(witness));
+                                 on_lane ? Way::lane : Way::queue, caller, witness);
   if (!transfer.ok()) return transfer.error();
   if (on_lane && crews.front()->take_on_lane(transfer.value())) {
     return Operation(std::move(transfer.value()));

@@ -48,7 +48,7 @@ class Conductor {
   // Queues one operation of all `parts`. Reorders them. The witness, if any, sees their bytes.
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
                                            Durability durability, Caller caller = Caller::goes_on,
-                                           std::shared_ptr<Witness> witness = nullptr);
+                                           const std::shared_ptr<Witness>& witness = no_witness);
   // Returns when done. Moves a small part inline, queues any other and waits for it.
   [[nodiscard]] Status transfer_now(Direction direction, Part&& part, Durability durability);
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,

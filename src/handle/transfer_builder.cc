@@ -346,9 +346,9 @@ Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<
                                                  Fences&& fences, Durability durability,
                                                  const HandleOptions& options, const Crews& crews,
                                                  Way way, Caller caller,
-                                                 std::shared_ptr<Witness> witness) {
+                                                 const std::shared_ptr<Witness>& witness) {
   auto transfer = new_transfer(direction, verb_of(direction), crews);
-  transfer->witness = std::move(witness);
+  if (witness != nullptr) transfer->witness = witness;
   if (!fences.empty()) transfer->fences = std::move(fences);
   const Cut cut{options, way, caller, parts.size()};
   if (Status added = add_runs(*transfer, parts, cut, crews); !added.ok()) return added.error();

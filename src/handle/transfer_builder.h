@@ -44,7 +44,7 @@ using Crews = OneOrMany<Crew*>;
 [[nodiscard]] Result<std::shared_ptr<Transfer>> build_transfer(
     Direction direction, std::span<Part> parts, Fences&& fences, Durability durability,
     const HandleOptions& options, const Crews& crews, Way way, Caller caller,
-    std::shared_ptr<Witness> witness = nullptr);
+    const std::shared_ptr<Witness>& witness);
 
 // Builds a transfer that moves nothing and makes `file` durable.
 [[nodiscard]] std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
