@@ -326,6 +326,15 @@ void Mover::judge_waited() {
   }
 }
 
+inline void Mover::unloaded(std::uint32_t index) {
+  const Flight& flight = flights_[index];
+  const Block& block = flight.claim.block;
+  if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, block.wanted_bytes);
+  moved_bytes_ += block.wanted_bytes;
+  flight.claim.transfer->add_bytes(flight.claim.run->plan.kept_bytes(block));
+  finish(index);
+}
+
 void Mover::completed(std::uint32_t index, std::int32_t result) {
   Flight& flight = flights_[index];
   Transfer& transfer = *flight.claim.transfer;
@@ -422,15 +431,6 @@ void Mover::unload() {
     }
   }
   landed_.erase(landed_.begin(), landed_.begin() + static_cast<std::ptrdiff_t>(count));
-}
-
-void Mover::unloaded(std::uint32_t index) {
-  const Flight& flight = flights_[index];
-  const Block& block = flight.claim.block;
-  if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, block.wanted_bytes);
-  moved_bytes_ += block.wanted_bytes;
-  flight.claim.transfer->add_bytes(flight.claim.run->plan.kept_bytes(block));
-  finish(index);
 }
 
 // A write has the same bytes in its slot as in the user's memory.

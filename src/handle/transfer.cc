@@ -228,15 +228,23 @@ void Transfer::settle_growths() noexcept {
   growths.clear();
 }
 
+// Bytes that are wrong are an error, even if a cancellation came after the last of them.
+void Transfer::hear_witness(bool all_moved, bool all_done) noexcept {
+  const std::shared_ptr<Witness> heard = std::move(witness);
+  if (!all_moved) return;
+  const std::optional<Error> wrong = heard->verdict();
+  if (!wrong) return;
+  const std::lock_guard lock(mutex_);
+  if (error_ && !(all_done && error_->code() == ECANCELED)) return;
+  error_ = std::make_unique<const Error>(*wrong);
+}
+
 void Transfer::complete() noexcept {
   settle_growths();
   // A cancellation that came after the last byte has changed nothing.
   const bool all_moved = bytes() == asked_bytes_;
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && all_moved;
-  std::unique_ptr<const Error> verdict;
-  if (witness != nullptr && all_moved) {
-    if (auto wrong = witness->verdict()) verdict = std::make_unique<const Error>(*wrong);
-  }
+  if (witness != nullptr) hear_witness(all_moved, all_done);
   // Closes files and lets go of memory before anyone sees the end, and outside the lock: letting go
   // of memory may call back.
   runs.clear();
@@ -244,11 +252,9 @@ void Transfer::complete() noexcept {
   pieces.clear();
   regions.clear();
   if (!fences.empty()) fences.clear();
-  if (witness != nullptr) witness.reset();
 
   std::unique_lock lock(mutex_);
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
-  if (verdict != nullptr && !error_) error_ = std::move(verdict);
   ending_ = true;
   if (!attendants_.empty()) {
     std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);

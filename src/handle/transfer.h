@@ -200,6 +200,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Throws Error (ECHILD) in a forked child: there an operation of the parent never ends.
   void check_process() const;
   void settle_growths() noexcept;
+  void hear_witness(bool all_moved, bool all_done) noexcept;
   // With the lock held; lets go of it if it reports done.
   void release(std::unique_lock<std::mutex>& lock) noexcept;
   // Final once ending_ is set.
