@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.serialization import config
 
 from .progress import Progress
 from .torch_layout import NotOurs
@@ -80,7 +81,7 @@ def load(
     if pickle_module is not None:
         options["pickle_module"] = pickle_module
     if mmap is None:
-        mmap = torch.utils.serialization.config.load.mmap
+        mmap = config.load.mmap
     try:
         if not isinstance(path, (str, os.PathLike)):
             raise NotOurs("it is no path")
@@ -91,5 +92,5 @@ def load(
             raise NotOurs("it is a safetensors file")
         return load_torch_file(name, map_location, verify, progress, **options)
     except NotOurs as reason:
-        _log.info("load %s with torch.load, unchecked: %s", path, reason)
+        _log.info("load %s with torch.load: %s", path, reason)
     return torch.load(path, map_location=map_location, mmap=mmap, **options)

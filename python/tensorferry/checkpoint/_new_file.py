@@ -34,6 +34,7 @@ class NewFile:
         # A name may have 255 bytes; few need to be cut.
         start = os.fsdecode(os.fsencode(name)[:200])
         self._hidden = os.path.join(folder, f".{start}.{secrets.token_hex(6)}{_SUFFIX}")
+        self._file: File | None = None
         self._descriptor = os.open(
             self._hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions
         )
@@ -42,10 +43,15 @@ class NewFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(self._descriptor, stat.S_IMODE(mode))
-            self.file = File.borrow(self._descriptor)
+            self._file = File.borrow(self._descriptor)
         except BaseException:
             self.discard()
             raise
+
+    @property
+    def file(self) -> File:
+        assert self._file is not None
+        return self._file
 
     def commit(self) -> None:
         """Syncs the file, gives it its name and syncs the directory."""
@@ -66,6 +72,8 @@ class NewFile:
         if self._hidden:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._hidden)
+        if self._file is not None:
+            self._file.close()
         os.close(self._descriptor)
         self._descriptor = -1
 

@@ -23,6 +23,8 @@ from .zip_archive import (
     read_directory,
 )
 
+_PIECE_BYTES = 16 << 20
+
 
 class NotOurs(Exception):
     """A file that torch has to load; the text says why."""
@@ -67,7 +69,9 @@ class TorchLayout:
             raise NotOurs("torch.save has not written it")
         self._check_byte_order()
         self.has_crcs = any(record.crc for record in records)
-        self.places = list(self._find_places())
+        places = self._find_places()
+        self.known = places is not None  # torch.save has laid the file out
+        self.places: list[Place] = places or []
 
     def read(self, offset: int, count: int) -> bytes:
         """Returns bytes of the file: fewer at its end."""
@@ -77,13 +81,17 @@ class TorchLayout:
             offset, count = offset + len(part), count - len(part)
         return b"".join(parts)
 
-    def check_small_records(self) -> None:
-        """Compares the checksums of all records that are no storages."""
+    def check_records(self) -> None:
+        """Compares the checksums of all records but those in `places`."""
+        elsewhere = {place.name for place in self.places}
         for record in self._records:
-            if not self._is_storage(record) and record.stored:
-                data = self.read(self._data_offset(record), record.size)
-                if len(data) != record.size or crc32(data) != record.crc:
-                    raise wrong_checksum(self._path, record.name, record.header_offset, len(data))
+            if record.name in elsewhere or not record.stored:
+                continue
+            offset, crc = self._data_offset(record), 0
+            for at in range(offset, offset + record.size, _PIECE_BYTES):
+                crc = crc32(self.read(at, min(_PIECE_BYTES, offset + record.size - at)), crc)
+            if crc != record.crc:
+                raise wrong_checksum(self._path, record.name, offset, record.size)
 
     def _is_storage(self, record: Record) -> bool:
         return record.name.startswith(self._folder + "data/")
@@ -109,25 +117,25 @@ class TorchLayout:
             if order in (b"little", b"big") and order.decode() != sys.byteorder:
                 raise NotOurs(f"its numbers are in {order.decode()}-endian order")
 
-    def _find_places(self) -> list[Place]:
-        """The storages that have bytes, in the order of the file.
+    def _find_places(self) -> list[Place] | None:
+        """Returns the storages that have bytes, in the order of the file; None if another program
+        has laid the file out.
 
         Between the data and the next record is what torch writes there. Whether that is so, the
         first local header tells at once, and the others when they have been read.
         """
-        places = []
+        places: list[Place] = []
         for record, following in zip(self._records, self._records[1:] + [None]):
             if not self._is_storage(record) or not record.size:
                 continue
             if following is None or not record.stored:
-                raise NotOurs("torch.save has not written it")
+                return None
             offset = following.header_offset - record.descriptor_bytes - record.size
             extra = offset - record.header_offset - LOCAL_HEADER_BYTES
-            if not 0 <= extra <= 0xFFFF:
-                raise NotOurs("torch.save has not written it")
-            places.append(Place(record.name, record.header_offset, offset, record.size, record.crc))
-            if len(places) == 1 and self._data_offset(record) != offset:
-                raise NotOurs("torch.save has not written it")
+            if not 0 <= extra <= 0xFFFF or (not places and self._data_offset(record) != offset):
+                return None
+            place = Place(record.name, record.header_offset, offset, record.size, record.crc)
+            places.append(place)
         return places
 
 

@@ -17,7 +17,7 @@ import torch
 from .._core import File
 from .progress import Progress, ProgressReport
 from .storage_stream import StorageStream
-from .torch_layout import TorchLayout
+from .torch_layout import NotOurs, TorchLayout
 from .zip_archive import LOCAL_HEADER_BYTES
 
 # Where a storage goes: called with the storage, on the CPU, and where it was saved from.
@@ -36,7 +36,9 @@ def load_torch_file(
         layout = TorchLayout(descriptor, path)
         verify = verify and layout.has_crcs
         if verify:
-            layout.check_small_records()
+            layout.check_records()
+        if not layout.known:
+            raise NotOurs("torch.save has not written it")
         total = sum(place.size for place in layout.places)
         report = ProgressReport(progress, "load", total)
         with File.borrow(descriptor) as file:

@@ -49,7 +49,8 @@ def read_directory(read: Read, file_bytes: int) -> list[Record]:
     if len(records) != count:
         raise BadArchive(f"the archive has {len(records)} records and says {count}", begin)
     for record in records:
-        if record.header_offset + LOCAL_HEADER_BYTES + record.size > begin:
+        size = record.size if record.stored else 0
+        if record.header_offset + LOCAL_HEADER_BYTES + size > begin:
             raise BadArchive(f"record {record.name} does not fit", record.entry_offset)
     return records
 
