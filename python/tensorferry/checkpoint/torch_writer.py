@@ -40,7 +40,6 @@ class _Window(NamedTuple):
 def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
     """Writes the skeleton with its storages, and yields how many bytes are written so far."""
     handle = shared_handle()
-    file.resize(skeleton.bytes)
     checksums = _Checksums(skeleton)
     hosts: list[torch.Tensor] = []  # that no window uses
     with UnderWay[_Window]() as under_way:
