@@ -87,6 +87,31 @@ def test_a_pickle_module_of_the_user(tmp_path):
     assert_same_file(SAFE["training"](), tmp_path, pickle_module=OwnPickle)
 
 
+@pytest.mark.parametrize("crc", [True, False])
+def test_storages_of_other_devices_pass_through_memory_of_the_cpu(tmp_path, monkeypatch, crc):
+    from tensorferry.checkpoint import torch_writer
+
+    monkeypatch.setattr(torch_writer, "_elsewhere", lambda piece, _: piece.storage is not None)
+    with config.patch("save.compute_crc32", crc):
+        assert_same_file([torch.randn(count) for count in (3, 30 << 20, 70, 900)], tmp_path)
+
+
+def test_torch_writes_data_after_a_save_that_failed(tmp_path):
+    with pytest.raises((TypeError, AttributeError)):
+        checkpoint.save([torch.ones(3), threading.Lock()], tmp_path / "model.pt")
+    torch.save(torch.arange(5), tmp_path / "model.pt")
+    assert torch.equal(torch.load(tmp_path / "model.pt"), torch.arange(5))
+
+
+@pytest.mark.skipif("TENSORFERRY_SOAK" not in os.environ, reason="takes a minute and 15 GB")
+def test_a_storage_of_more_than_four_gibibytes(tmp_path):
+    large = torch.zeros(5 << 27, dtype=torch.int64)
+    large[::1000] = torch.arange(len(large[::1000]))
+    assert_same_file([torch.arange(9), large, torch.arange(7)], tmp_path)
+    first, second, last = checkpoint.load(tmp_path / "tensorferry/model.pt")
+    assert torch.equal(second, large) and len(first) == 9 and len(last) == 7
+
+
 TENSORS = st.builds(
     lambda dtype, count, begin: of_dtype(dtype, count)[begin:],
     st.sampled_from(PLAIN_DTYPES),

@@ -121,8 +121,9 @@ def make_skeleton(
 ) -> Skeleton:
     """Pickles the object with torch.save, for a file that will have the name `path`."""
     storages: dict[str, torch.UntypedStorage] = {}
-    skip = torch.serialization.skip_data()
-    skipping: list[bool] = []
+    before = torch.serialization.skip_data()
+    with before:
+        pass  # from now on before.__exit__() brings back how it is now
 
     class Pickler(pickle_module.Pickler):  # type: ignore[misc, name-defined]
         """Notes the storages, which torch.save shows to nobody else, and has torch skip them."""
@@ -142,8 +143,7 @@ def make_skeleton(
         def dump(self, value: object) -> None:
             super().dump(value)
             # Not before: tensors of some kinds refuse to be pickled while torch skips data.
-            skip.__enter__()
-            skipping.append(True)
+            torch.serialization.skip_data().__enter__()
 
     module = ModuleType(pickle_module.__name__)
     module.__dict__.update(vars(pickle_module))
@@ -160,8 +160,7 @@ def make_skeleton(
                 with open(name, "wb") as file:
                     torch.save(obj, file, module, pickle_protocol)
         finally:
-            if skipping:
-                skip.__exit__(None, None, None)
+            before.__exit__(None, None, None)
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return Skeleton(descriptor, storages)

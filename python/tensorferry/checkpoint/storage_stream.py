@@ -10,8 +10,14 @@ from .._core import File, PinnedBuffer, crc32
 from ._handle import shared_handle
 from .progress import ProgressReport
 from .torch_layout import Place, check_header, wrong_checksum
-from .windows import WINDOW_BYTES, WINDOWS, Part, Piece, UnderWay, as_bytes, cut
+from .windows import Part, Piece, UnderWay, as_bytes, cut
 
+# Fresh memory gets huge pages, except where two windows meet: so there are few windows.
+WINDOW_BYTES = 64 << 20
+# So many are under way at a time: the drive does not wait for checksums.
+WINDOWS = 3
+# Bytes of a GPU come to the CPU in pieces of this for their checksum.
+_HOST_BYTES = 16 << 20
 # A gap up to this between two storages is read too, so that both are in one request.
 _GAP_BYTES = 64
 
@@ -28,7 +34,7 @@ class StorageStream:
         self._verify = verify
         self._report = report
         self._device = torch.device("cpu")
-        self._windows = cut(self._parts())
+        self._windows = cut(self._parts(), WINDOW_BYTES)
         self._under_way = UnderWay[list[Piece]]()
         self._headers: dict[int, bytearray] = {}
         self._coming: dict[int, torch.UntypedStorage] = {}
@@ -83,7 +89,7 @@ class StorageStream:
             header = self._headers.pop(number)
             check_header(self._path, place, header[place.header_offset - place.offset :])
         if self._verify:
-            self._crc = crc32(self._on_cpu(piece.memory), self._crc)
+            self._add_to_crc(piece.memory)
         self._done += len(piece.memory)
         if not piece.last:
             return
@@ -92,9 +98,11 @@ class StorageStream:
         self._crc = 0
         self._arrived[number] = self._coming.pop(number)
 
-    def _on_cpu(self, memory: torch.Tensor) -> torch.Tensor:
+    def _add_to_crc(self, memory: torch.Tensor) -> None:
         if memory.is_cpu:
-            return memory
+            self._crc = crc32(memory, self._crc)
+            return
         if self._host is None:
-            self._host = torch.frombuffer(PinnedBuffer(WINDOW_BYTES), dtype=torch.uint8)
-        return self._host[: len(memory)].copy_(memory)
+            self._host = torch.frombuffer(PinnedBuffer(_HOST_BYTES), dtype=torch.uint8)
+        for part in memory.split(_HOST_BYTES):
+            self._crc = crc32(self._host[: len(part)].copy_(part), self._crc)

@@ -17,7 +17,12 @@ from ._handle import shared_handle
 from ._new_file import NewFile
 from .progress import Progress, ProgressReport
 from .skeleton import Skeleton, make_skeleton
-from .windows import WINDOW_BYTES, WINDOWS, Part, Piece, UnderWay, as_bytes, cut
+from .windows import Part, Piece, UnderWay, as_bytes, cut
+
+# A window stays in the cache from the checksum to the write.
+WINDOW_BYTES = 16 << 20
+# So many are under way at a time: the drive does not wait for checksums.
+WINDOWS = 6
 
 
 def save_torch_file(
@@ -50,7 +55,7 @@ def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
                 hosts.append(window.host)
             return window.end
 
-        for pieces in cut(_parts(skeleton)):
+        for pieces in cut(_parts(skeleton), WINDOW_BYTES):
             if len(under_way) == WINDOWS:
                 yield finish_oldest()
             host = None

@@ -10,11 +10,6 @@ import torch
 
 from .._core import Operation
 
-# Windows begin at multiples of this: so direct I/O needs no odd ends.
-WINDOW_BYTES = 16 << 20
-# So many are under way at a time. The drive then does not wait for checksums.
-WINDOWS = 6
-
 
 class Part(NamedTuple):
     """A stretch of the file and its memory."""
@@ -33,18 +28,21 @@ class Piece(NamedTuple):
     last: bool  # the part ends here
 
 
-def cut(parts: Iterable[Part]) -> Iterator[list[Piece]]:
-    """Cuts parts, in the order of the file, into windows. Takes each part as late as it can."""
+def cut(parts: Iterable[Part], window_bytes: int) -> Iterator[list[Piece]]:
+    """Cuts parts, in the order of the file, into windows. Takes each part as late as it can.
+
+    Windows begin at multiples of `window_bytes` in the file: so direct I/O needs no odd ends.
+    """
     window: list[Piece] = []
     for part in parts:
         at = 0
         while at < len(part.memory):
-            room = WINDOW_BYTES - (part.offset + at) % WINDOW_BYTES
+            room = window_bytes - (part.offset + at) % window_bytes
             stop = min(at + room, len(part.memory))
             last = stop == len(part.memory)
             window.append(Piece(part.offset + at, part.memory[at:stop], part.storage, last))
             at = stop
-            if (part.offset + at) % WINDOW_BYTES == 0:
+            if (part.offset + at) % window_bytes == 0:
                 yield window
                 window = []
     if window:
