@@ -1,16 +1,20 @@
 """tensorferry.checkpoint writes what torch.save writes, and loads what torch.load loads."""
 
+import gc
 import io
 import logging
+import mmap
 import os
 import pickle
 import sys
 import threading
+import weakref
 import zipfile
 
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 from checkpoint_objects import PLAIN_DTYPES, SAFE, UNSAFE, of_dtype
 from hypothesis import HealthCheck, given, settings
@@ -216,6 +220,33 @@ def test_loaded_tensors_own_their_memory(tmp_path):
     assert torch.equal(loaded, tensor)
     loaded.zero_()
     loaded.resize_(2 << 20)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+def test_nothing_keeps_the_tensors(tmp_path):
+    """Memory is free as soon as the program lets go, before Python looks for cycles."""
+    file = tmp_path / "model.pt"
+    gc.collect()
+    gc.disable()
+    try:
+        array = numpy.ones(1000)
+        gone = weakref.ref(array)
+        tensors = [torch.from_numpy(array)]
+        checkpoint.save(tensors, file)
+        del array, tensors
+        assert gone() is None
+        checkpoint.save(torch.ones(32 << 20), file)
+        before = resident_bytes()
+        loaded = checkpoint.load(file)
+        assert resident_bytes() > before + (100 << 20)
+        del loaded
+        assert resident_bytes() < before + (28 << 20)
+    finally:
+        gc.enable()
 
 
 def test_no_data_is_read_in_fake_tensor_mode(tmp_path):

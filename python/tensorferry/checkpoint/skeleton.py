@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 
-from .zip_archive import LOCAL_HEADER_BYTES, Record, local_data_offset, read_directory
+from .zip_archive import (
+    LOCAL_HEADER_BYTES,
+    Record,
+    local_data_offset,
+    read_bytes,
+    read_directory,
+)
 
 _ID_RECORD = ".data/serialization_id"
 
@@ -28,7 +34,7 @@ class Skeleton:
 
     def __init__(self, descriptor: int, storages: dict[str, torch.UntypedStorage]) -> None:
         def read(offset: int, count: int) -> bytes:
-            return os.pread(descriptor, count, offset)
+            return read_bytes(descriptor, offset, count)
 
         self.bytes = os.fstat(descriptor).st_size
         self._records = read_directory(read, self.bytes)
@@ -166,6 +172,7 @@ def make_skeleton(
             return Skeleton(descriptor, storages)
         finally:
             os.close(descriptor)
+            storages.clear()  # the class has them until Python looks for cycles
 
 
 def _unknown_layout() -> Exception:

@@ -34,7 +34,7 @@ class StorageStream:
         self._verify = verify
         self._report = report
         self._device = torch.device("cpu")
-        self._windows = cut(self._parts(), WINDOW_BYTES)
+        self._windows: Iterator[list[Piece]] = cut(self._parts(), WINDOW_BYTES)
         self._under_way = UnderWay[list[Piece]]()
         self._headers: dict[int, bytearray] = {}
         self._coming: dict[int, torch.UntypedStorage] = {}
@@ -48,6 +48,7 @@ class StorageStream:
 
     def __exit__(self, *args: object) -> None:
         self._under_way.__exit__(*args)
+        self._windows = iter(())  # it refers to this object
 
     def get(self, number: int, device: torch.device) -> torch.UntypedStorage:
         """Returns a storage with its bytes. It may be on another device than this, if it was read

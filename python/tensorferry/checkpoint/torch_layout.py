@@ -20,6 +20,7 @@ from .zip_archive import (
     BadArchive,
     Record,
     local_data_offset,
+    read_bytes,
     read_directory,
 )
 
@@ -75,11 +76,7 @@ class TorchLayout:
 
     def read(self, offset: int, count: int) -> bytes:
         """Returns bytes of the file: fewer at its end."""
-        parts = []
-        while count > 0 and (part := os.pread(self._descriptor, min(count, 1 << 30), offset)):
-            parts.append(part)
-            offset, count = offset + len(part), count - len(part)
-        return b"".join(parts)
+        return read_bytes(self._descriptor, offset, count)
 
     def check_records(self) -> None:
         """Compares the checksums of all records but those in `places`."""

@@ -25,6 +25,8 @@ Placing: TypeAlias = Callable[[torch.UntypedStorage, str], "torch.UntypedStorage
 MapLocation: TypeAlias = "str | torch.device | dict[str, str] | Placing | None"
 
 _CPU = torch.device("cpu")
+# torch asks in rising order, and two packages cannot have the same number.
+_PRIORITY = -7919
 
 
 def load_torch_file(
@@ -149,7 +151,7 @@ _registered = threading.Lock()
 def _register() -> None:
     """Has torch ask here first where a storage goes; once in a process."""
     if _registered.acquire(blocking=False):
-        torch.serialization.register_package(-1, lambda storage: None, _restore)
+        torch.serialization.register_package(_PRIORITY, lambda storage: None, _restore)
 
 
 def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

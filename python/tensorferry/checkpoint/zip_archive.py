@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -37,6 +38,15 @@ class Record(NamedTuple):
         if not self.has_descriptor or not self.size:
             return 0
         return 24 if max(self.header_offset, self.size) >= _MAX_32 else 16
+
+
+def read_bytes(descriptor: int, offset: int, count: int) -> bytes:
+    """Returns bytes of a file: fewer at its end."""
+    parts = []
+    while count > 0 and (part := os.pread(descriptor, min(count, 1 << 30), offset)):
+        parts.append(part)
+        offset, count = offset + len(part), count - len(part)
+    return b"".join(parts)
 
 
 def read_directory(read: Read, file_bytes: int) -> list[Record]:
