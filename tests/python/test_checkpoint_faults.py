@@ -231,9 +231,37 @@ print(max(seen))
 
 def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
     file = tmp_path / "model.pt"
-    check_python(KILLER, file, runs(20))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    check_python(KILLER, file, runs(20), TMPDIR=str(scratch))
+    shutil.rmtree(scratch)  # a kill in the first moment of a save leaves an empty folder here
     checkpoint.save(OLD, file)
     assert_only_the_old_one(file)  # the hidden files of those that were killed are gone
+
+
+def test_processes_that_save_to_one_name_do_not_disturb_each_other(tmp_path):
+    file = tmp_path / "model.pt"
+    check_python(
+        """
+        import os, sys, torch
+        from tensorferry import checkpoint
+        torch.set_num_threads(1)  # OpenMP does not survive a fork
+        children = []
+        for number in range(3):
+            child = os.fork()
+            if child == 0:
+                for _ in range(40):
+                    checkpoint.save(torch.full((1000,), number), sys.argv[1])
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            assert os.waitpid(child, 0)[1] == 0
+        values = checkpoint.load(sys.argv[1])
+        assert (values == values[0]).all()
+        """,
+        file,
+    )
+    assert names_in(tmp_path) == ["model.pt"]
 
 
 def test_ctrl_c_leaves_the_old_file(tmp_path):

@@ -31,16 +31,9 @@ class NewFile:
             code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
             raise OSError(code, "save: this is not a regular file; give another name", self.path)
         _remove_leftovers(folder, name)
-        # A name may have 255 bytes; few need to be cut.
-        start = os.fsdecode(os.fsencode(name)[:200])
-        self._hidden = os.path.join(folder, f".{start}.{secrets.token_hex(6)}{_SUFFIX}")
         self._file: File | None = None
-        self._descriptor = os.open(
-            self._hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions
-        )
+        self._hidden, self._descriptor = _create(folder, name, permissions)
         try:
-            # Whoever finds the file without a lock knows that its process has ended.
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(self._descriptor, stat.S_IMODE(mode))
             self._file = File.borrow(self._descriptor)
@@ -84,12 +77,31 @@ class NewFile:
         self.discard()
 
 
+def _start_of(name: str) -> str:
+    """What hidden names begin with: a name may have 255 bytes, so long ones are cut."""
+    return "." + os.fsdecode(os.fsencode(name)[:200]) + "."
+
+
+def _create(folder: str, name: str, permissions: int) -> tuple[str, int]:
+    """Creates a hidden file and locks it: a file without a lock belongs to no living process."""
+    while True:
+        hidden = os.path.join(folder, _start_of(name) + secrets.token_hex(6) + _SUFFIX)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(hidden, flags, permissions)
+        # Another process may have found it before it was locked, and then removes it.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.stat(hidden)
+            return hidden, descriptor
+        os.close(descriptor)
+
+
 def _remove_leftovers(folder: str, name: str) -> None:
     """Removes the hidden files that killed processes have left for this name."""
-    start = os.fsdecode(os.fsencode(name)[:200])
+    start = _start_of(name)
     for found in os.listdir(folder):
-        middle = found.removeprefix(f".{start}.").removesuffix(_SUFFIX)
-        if len(found) - len(middle) != len(start) + 2 + len(_SUFFIX) or len(middle) != 12:
+        middle = found.removeprefix(start).removesuffix(_SUFFIX)
+        if len(found) != len(start) + 12 + len(_SUFFIX) or len(middle) != 12:
             continue
         path = os.path.join(folder, found)
         with contextlib.suppress(OSError):  # another process has it, or has removed it

@@ -7,8 +7,10 @@ alone, so that the bytes are those of the torch that runs.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -130,10 +132,64 @@ def make_skeleton(
     before = torch.serialization.skip_data()
     with before:
         pass  # from now on before.__exit__() brings back how it is now
+    with _Scratch(os.path.basename(path)) as scratch:
+
+        def pickled() -> None:
+            # Not before: tensors of some kinds refuse to be pickled while torch skips data.
+            torch.serialization.skip_data().__enter__()
+
+        module = _noting_module(pickle_module, storages, scratch.hide, pickled)
+        try:
+            # The name of the file is in the file, unless it has letters outside ASCII.
+            if path.isascii():
+                torch.save(obj, scratch.path, module, pickle_protocol)
+            else:
+                with open(scratch.path, "wb") as file:
+                    torch.save(obj, file, module, pickle_protocol)
+        finally:
+            before.__exit__(None, None, None)
+        try:
+            return Skeleton(scratch.descriptor, storages)
+        finally:
+            storages.clear()  # the class has them until Python looks for cycles
+
+
+class _Scratch:
+    """A temporary file of a given name. After hide() only descriptors lead to it: a process that is
+    killed later leaves nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.descriptor = -1
+        self._folder = tempfile.mkdtemp(prefix="tensorferry-")
+        self.path = os.path.join(self._folder, name)
+        if not self._folder.isascii():
+            os.rmdir(self._folder)
+            raise ValueError(f"torch needs a TMPDIR of ASCII letters; it is {self._folder!r}")
+
+    def hide(self) -> None:
+        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.unlink(self.path)
+        os.rmdir(self._folder)
+
+    def __enter__(self) -> _Scratch:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _noting_module(
+    pickle_module: ModuleType,
+    storages: dict[str, torch.UntypedStorage],
+    begin: Callable[[], None],
+    end: Callable[[], None],
+) -> ModuleType:
+    """Returns a pickle module whose pickler notes the storages, which torch.save shows to nobody,
+    and calls begin() and end() around pickling, when torch has opened the file."""
 
     class Pickler(pickle_module.Pickler):  # type: ignore[misc, name-defined]
-        """Notes the storages, which torch.save shows to nobody else, and has torch skip them."""
-
         def __init_subclass__(cls) -> None:
             torch_id = cls.persistent_id
 
@@ -147,32 +203,14 @@ def make_skeleton(
             cls.persistent_id = noting
 
         def dump(self, value: object) -> None:
+            begin()
             super().dump(value)
-            # Not before: tensors of some kinds refuse to be pickled while torch skips data.
-            torch.serialization.skip_data().__enter__()
+            end()
 
     module = ModuleType(pickle_module.__name__)
     module.__dict__.update(vars(pickle_module))
     module.Pickler = Pickler  # type: ignore[attr-defined]
-    # The name of the file is in the file, unless it has letters outside ASCII.
-    with tempfile.TemporaryDirectory(prefix="tensorferry-") as folder:
-        name = os.path.join(folder, os.path.basename(path))
-        try:
-            if path.isascii() and folder.isascii():
-                torch.save(obj, name, module, pickle_protocol)
-            elif path.isascii():
-                raise ValueError(f"TMPDIR is {folder!r}; torch needs one of ASCII letters")
-            else:
-                with open(name, "wb") as file:
-                    torch.save(obj, file, module, pickle_protocol)
-        finally:
-            before.__exit__(None, None, None)
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return Skeleton(descriptor, storages)
-        finally:
-            os.close(descriptor)
-            storages.clear()  # the class has them until Python looks for cycles
+    return module
 
 
 def _unknown_layout() -> Exception:
