@@ -1,4 +1,4 @@
-"""Saves and loads torch's own files at the speed of the drive, crash-safe and checked.
+"""Saves and loads torch's own files: crash-safe, checked, by asynchronous direct I/O.
 
 >>> import tensorferry.checkpoint, torch
 >>> model = torch.nn.Linear(64, 64)
@@ -67,7 +67,7 @@ def load(
     pickle_module: ModuleType | None = None,
     **pickle_load_args: Any,
 ) -> Any:
-    """Returns what torch.load returns, and reads storages at the speed of the drive.
+    """Returns what torch.load returns, and compares the checksums in the file.
 
     torch unpickles; every argument that torch.load has means the same here. Storages are read
     straight to where `map_location` puts them: memory of the CPU that belongs to the tensors, or a

@@ -14,7 +14,7 @@ from .windows import Part, Piece, UnderWay, as_bytes, cut
 
 # Fresh memory gets huge pages, except where two windows meet: so there are few windows.
 WINDOW_BYTES = 64 << 20
-# So many are under way at a time: the drive does not wait for checksums.
+# So many are under way at a time: the drive has work while a checksum is computed.
 WINDOWS = 3
 # Bytes of a GPU come to the CPU in pieces of this for their checksum.
 _HOST_BYTES = 16 << 20

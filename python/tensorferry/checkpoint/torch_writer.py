@@ -1,7 +1,6 @@
 """Writes files of torch.save: the bytes of torch's skeleton, with the storages in its holes.
 
-The thread that saves computes the checksums of a window, which is then still in the cache, and
-starts to write it.
+The thread that saves computes the checksums of a window and then starts to write it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from .progress import Progress, ProgressReport
 from .skeleton import Skeleton, make_skeleton
 from .windows import Part, Piece, UnderWay, as_bytes, cut
 
-# A window stays in the cache from the checksum to the write.
+# Small, so that a window can stay in the cache from the checksum to the write.
 WINDOW_BYTES = 16 << 20
-# So many are under way at a time: the drive does not wait for checksums.
+# So many are under way at a time: the drive has work while a checksum is computed.
 WINDOWS = 6
 
 
