@@ -30,8 +30,8 @@ class HiddenFileTest : public ::testing::Test {
   void write(const NewFile& target, std::string_view text) {
     handle.write_now(std::as_bytes(std::span(text)), target.file());
   }
-  [[nodiscard]] std::string text_of(const std::string& path) const {
-    const auto bytes = support::read_whole_file(path);
+  [[nodiscard]] static std::string text_of(const std::string& file) {
+    const auto bytes = support::read_whole_file(file);
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
   [[nodiscard]] std::vector<std::string> names() const {
@@ -42,8 +42,8 @@ class HiddenFileTest : public ::testing::Test {
     std::ranges::sort(found);
     return found;
   }
-  void make(const std::string& path, std::string_view text) {
-    support::write_whole_file(path, std::as_bytes(std::span(text)));
+  static void make(const std::string& file, std::string_view text) {
+    support::write_whole_file(file, std::as_bytes(std::span(text)));
   }
 
   support::TempDir dir;

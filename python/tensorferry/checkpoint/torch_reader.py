@@ -121,9 +121,10 @@ class _Loading:
         device = _device_of(location)
         storage = self._stream.get(number, device or _CPU)
         self._stream.forget(number)
-        if storage.device == device:
-            return storage
-        return torch.serialization.default_restore_location(storage, location)
+        # What was read ahead may be where the storages before it were wanted.
+        if device is not None:
+            return storage if storage.device == device else storage.to(device=device)
+        return torch.serialization.default_restore_location(storage.cpu(), location)
 
     def asking(self, map_location: Placing) -> Placing:
         """Wraps a function of the user, which gets each storage with its bytes on the CPU."""
