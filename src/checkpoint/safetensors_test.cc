@@ -90,7 +90,7 @@ class SafetensorsTest : public ::testing::Test {
 TEST_F(SafetensorsTest, what_is_saved_is_what_is_read) {
   add_mixture();
   for (const bool checksums : {true, false}) {
-    for (const std::size_t alignment : {8, 4096}) {
+    for (const std::size_t alignment : {8UL, 4096UL}) {
       save({.metadata = {{{"format", "pt"}}}, .checksums = checksums, .alignment = alignment});
       const Safetensors file = Safetensors::open(path);
       ASSERT_EQ(file.tensors().size(), tensors.size());

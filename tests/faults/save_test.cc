@@ -232,6 +232,12 @@ class SyncsThatFail final : public os::System {
   int failing_;
 };
 
+Handle handle_with(os::System& system) {
+  handle::Seams seams;
+  seams.system = &system;
+  return handle::make_handle({}, std::move(seams));
+}
+
 TEST(CheckpointFaults, every_sync_that_fails_fails_the_save) {
   const support::TempDir dir;
   const std::string path = dir.file("model");
@@ -239,14 +245,14 @@ TEST(CheckpointFaults, every_sync_that_fails_fails_the_save) {
   int syncs = 0;
   {
     SyncsThatFail counting(0);
-    Handle handle = handle::make_handle({}, {.system = &counting});
+    Handle handle = handle_with(counting);
     model.save(handle, path, 1);
     syncs = counting.syncs;
   }
   ASSERT_GE(syncs, 2) << "the file and the directory";
   for (int failing = 1; failing <= syncs; ++failing) {
     SyncsThatFail system(failing);
-    Handle handle = handle::make_handle({}, {.system = &system});
+    Handle handle = handle_with(system);
     const auto error = thrown_by([&] { model.save(handle, path, 2); });
     ASSERT_TRUE(error.has_value()) << "sync " << failing;
     EXPECT_EQ(error->code(), EIO);
