@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from . import offload as offload
     from . import optim as optim
+    from . import safetensors as safetensors
     from ._config.optimizer import ConfiguredOptimizer
     from ._config.sections import ConfigError as ConfigError
 
@@ -124,7 +125,7 @@ def initialize(
 if not TYPE_CHECKING:  # it would give every name to type checkers
 
     def __getattr__(name):
-        if name in ("offload", "optim"):  # they import torch
+        if name in ("offload", "optim", "safetensors"):  # most import torch
             import importlib
 
             return importlib.import_module("." + name, __name__)
