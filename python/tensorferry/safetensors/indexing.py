@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 
-from .errors import SafetensorError
+from .errors import PACKED_MISFIT, SafetensorError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -73,12 +73,18 @@ def _take(item: Any, size: int) -> tuple[Range, Any] | None:
     return None
 
 
-def box_by_safetensors(index: Any, shape: Sequence[int]) -> Box:
-    """Returns the box of an index by safetensors' own rules. Raises what safetensors raises."""
+def box_by_safetensors(index: Any, shape: Sequence[int], bits: int) -> Box:
+    """Returns the box of an index by safetensors' own rules. Raises what safetensors raises.
+
+    `bits` are those of an element.
+    """
     slices = _parse(index, shape)
     try:
+        if len(slices) > len(shape):
+            raise IndexError("more slicing indexes than dimensions in tensor")
         for dimension in reversed(range(len(slices))):
-            _check(slices[dimension], dimension, shape)
+            _check(slices[dimension], dimension, shape[dimension])
+        _check_bits(slices, shape, bits)
     except IndexError as error:
         shown = ", ".join(map(_shown, slices))
         raise SafetensorError(
@@ -91,7 +97,7 @@ def box_by_safetensors(index: Any, shape: Sequence[int]) -> Box:
             ranges.append((item, item + 1))
             rest.append(0)
         else:
-            taken = range(item.start or 0, size if item.stop is None else item.stop, item.step)
+            taken = range(*_ends(item, size), item.step)
             ranges.append((taken[0], taken[-1] + 1) if taken else (0, 0))
             rest.append(slice(None, None, item.step))
     ranges.extend((0, size) for size in shape[len(ranges) :])
@@ -151,20 +157,34 @@ def _place(item: Any, dimension: int, shape: Sequence[int]) -> int:
     return place + size if place < 0 else place
 
 
-def _check(item: Any, dimension: int, shape: Sequence[int]) -> None:
-    if dimension >= len(shape):
-        raise IndexError("more slicing indexes than dimensions in tensor")
-    size = shape[dimension]
+def _ends(item: Any, size: int) -> Range:
     if isinstance(item, int):
-        begin, end = item, item + 1
-    else:
-        begin = item.start or 0
-        end = size if item.stop is None else item.stop
+        return item, item + 1
+    return item.start or 0, size if item.stop is None else item.stop
+
+
+def _check(item: Any, dimension: int, size: int) -> None:
+    begin, end = _ends(item, size)
     if begin >= size or end > size:
         asked = begin if begin >= size else max(end - 1, 0)
         raise IndexError(
             f"index {asked} out of bounds for tensor dimension #{dimension} of size {size}"
         )
+
+
+def _check_bits(slices: list[Any], shape: Sequence[int], bits: int) -> None:
+    """Refuses parts of packed tensors that begin or end inside a byte."""
+    for dimension in reversed(range(len(shape))):
+        size = shape[dimension]
+        item = slices[dimension] if dimension < len(slices) else slice(None, None, 1)
+        begin, end = _ends(item, size)
+        step = 1 if isinstance(item, int) else item.step
+        if (begin, end, step) != (0, size, 1):
+            ends = (begin, end) if step == 1 else (begin, begin + 1, begin + step)
+            if any(place * bits % 8 for place in ends):
+                raise IndexError(PACKED_MISFIT)
+            return
+        bits *= size
 
 
 def _shown(item: Any) -> str:

@@ -9,7 +9,6 @@ from .. import _core
 from ._handle import shared_handle
 from .devices import device_named, framework_named
 from .errors import (
-    PACKED_MISFIT,
     SafetensorError,
     check_path,
     check_type,
@@ -118,19 +117,14 @@ class OpenFile:
 
     def box(self, info: Info, ranges: Sequence[Range]) -> Any:
         """Reads a part of a tensor: these ranges of its dimensions."""
+        dtype = self._make.dtype(info.dtype)
         sizes = [end - begin for begin, end in ranges]
         bits = BITS[info.dtype]
-        if math.prod(sizes) * bits % 8:
-            raise SafetensorError(f"Error during slicing: {PACKED_MISFIT}")
         length = math.prod(sizes) * bits // 8
-        dtype = self._make.dtype(info.dtype)
         row_bytes = math.prod(info.shape[1:]) * bits // 8
         offset = info.offset + (ranges[0][0] * row_bytes if ranges and length else 0)
         memory = self._make.memory(self._make.place(offset, length), offset, length)
-        try:
-            self._read([(info.name, memory, ranges)], length)
-        except _core.InvalidArgument as error:  # a range of packed elements begins inside a byte
-            raise SafetensorError(f"Error during slicing: {error}") from error
+        self._read([(info.name, memory, ranges)], length)
         return self._make.tensor(memory, dtype, sizes)
 
     def finished(self, tensor: Any) -> Any:
@@ -185,7 +179,7 @@ class SafeSlice:
     def __getitem__(self, index: Any) -> Any:
         shape = self._info.shape
         if not self._by_torch:
-            return self._part(*box_by_safetensors(index, shape))
+            return self._part(*box_by_safetensors(index, shape, BITS[self._info.dtype]))
         box = box_by_torch(index, shape)
         if box is not None:
             return self._part(*box)
@@ -206,7 +200,7 @@ class SafeSlice:
         if wider != ranges:
             tensor = tensor[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ranges, wider))]
         if any(item != slice(None) for item in rest):
-            tensor = tensor[rest]
+            tensor = tensor[rest if self._file.by_torch else (*rest, ...)]  # no scalar of NumPy's
         if self._file.by_torch:
             return self._file.finished(tensor.contiguous())
         return tensor if tensor.flags.c_contiguous else tensor.copy()
