@@ -7,6 +7,8 @@ import importlib
 import sys
 import types
 
+from .._import_watch import ImportWatch
+
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
@@ -24,6 +26,7 @@ _READERS = {
 }
 
 _replaced: dict[int, tuple[Any, Any]] = {}  # (theirs, ours) by the id of ours
+_watches: list[ImportWatch] = []
 
 
 def enable(*, mapping: bool = False) -> None:
@@ -42,28 +45,34 @@ def enable(*, mapping: bool = False) -> None:
         raise ModuleNotFoundError(
             "safetensors is not installed: pip install safetensors", name="safetensors"
         ) from None
-    for names in [_SAVERS] if mapping else [_SAVERS, _READERS]:
-        for module, wanted in names.items():
-            _add(module, wanted)
-    _exchange({id(theirs): ours for theirs, ours in _replaced.values()})
+    for module, savers in _SAVERS.items():
+        names = savers if mapping else savers + _READERS[module]
+        if "safetensors" + module in sys.modules:
+            _replace(module, names)
+        else:  # it would import torch or NumPy, which the program may not need
+            then = functools.partial(_replace, module, names)
+            _watches.append(ImportWatch("safetensors" + module, then))
 
 
 def disable() -> None:
     """Gives programs the functions of safetensors back. Tensors that were loaded stay."""
+    while _watches:
+        _watches.pop().stop()
     _exchange({ours: theirs for ours, (theirs, _) in _replaced.items()})
     _replaced.clear()
 
 
-def _add(module: str, names: list[str]) -> None:
-    try:
-        theirs = importlib.import_module("safetensors" + module)
-    except ModuleNotFoundError:  # of torch or NumPy
-        return
+def _replace(module: str, names: list[str]) -> None:
+    theirs = importlib.import_module("safetensors" + module)
     ours = importlib.import_module("tensorferry.safetensors" + module)
+    exchanged = {}
     for name in names:
-        if hasattr(theirs, name):
-            made = _double(getattr(ours, name.removeprefix("_")), theirs.__name__, name)
-            _replaced[id(made)] = (getattr(theirs, name), made)
+        original = getattr(theirs, name, None)  # an older version does not have all
+        if original is not None:
+            double = _double(getattr(ours, name.removeprefix("_")), theirs.__name__, name)
+            _replaced[id(double)] = (original, double)
+            exchanged[id(original)] = double
+    _exchange(exchanged)
 
 
 def _double(thing: Any, module: str, name: str) -> Any:
@@ -93,8 +102,6 @@ def _double(thing: Any, module: str, name: str) -> Any:
 
 def _exchange(replacements: dict[int, Any]) -> None:
     """Puts, in all modules, each object in the place of the one that has this id."""
-    if not replacements:
-        return
     for module in list(sys.modules.values()):
         if not isinstance(module, types.ModuleType) or module.__name__ in _SOURCES:
             continue
