@@ -67,7 +67,7 @@ def header_error(error: OSError, what: str) -> SafetensorError:
 
 @contextlib.contextmanager
 def damage_is_a_safetensor_error() -> Iterator[None]:
-    """Within it, a checksum that is wrong or missing raises SafetensorError."""
+    """Within it, a file that is cut or whose checksum is wrong raises SafetensorError."""
     try:
         yield
     except OSError as error:
