@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
 
 # The memory of a smaller tensor is not worth a call of its own.
 _GIVE_BACK_BYTES = 1 << 20
+# Nor are huge pages for less.
+_HUGE_BYTES = 4 << 20
 
 
 class Arena:
     """Memory for `length` bytes that lie at `offset` in a file.
 
     Its address and the offset leave the same remainder for a page, as direct reads need it. It
-    lives as long as a part of it. Nobody has touched its pages: the handle makes huge ones of them
-    while the drive reads.
+    lives as long as a part of it. Nobody has touched its pages: they are made, huge ones where the
+    system has them, while the drive reads.
     """
 
     def __init__(self, offset: int, length: int) -> None:
@@ -24,6 +27,9 @@ class Arena:
             max(offset + length - self._begin, 1),
             flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
         )
+        if length >= _HUGE_BYTES:
+            with contextlib.suppress(OSError, AttributeError):  # a system without huge pages
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._map)
 
     def part(self, offset: int, length: int) -> memoryview:

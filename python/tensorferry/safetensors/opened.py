@@ -46,7 +46,7 @@ else:
     Info = namedtuple("Info", "name dtype shape file offset bytes")
 
 # Runs of fewer bytes cost more than the bytes between them.
-_RUN_BYTES_MIN = 64 << 10
+_RUN_BYTES_MIN = 512
 
 
 class OpenFile:
