@@ -64,16 +64,20 @@ class OpenFile:
                 f"{path} has no checksums to verify: save it with checksums=True, "
                 "or load it without verify"
             )
-        self.infos = {row[0]: Info(*row) for row in self._file.tensors}
+        self._rows = {row[0]: row for row in self._file.tensors}
         self.metadata = self._file.metadata
         self.by_torch = framework == "pytorch"
         self.verify = verify
         self._make: Framework = TorchTensors(device) if self.by_torch else NumpyArrays()
 
+    def names(self) -> list[str]:
+        """Returns the names of the tensors in the order of the file."""
+        return list(self._rows)
+
     def info(self, name: str) -> Info:
         check_type("name", name, str)
         try:
-            return self.infos[name]
+            return Info(*self._rows[name])
         except KeyError:
             raise SafetensorError(f"File does not contain tensor {name}") from None
 
@@ -101,7 +105,7 @@ class OpenFile:
 
     def tensors(self, report: Callable[[int, int], object] | None) -> dict[str, Any]:
         """Reads all tensors, each file in one go and in its order."""
-        infos = list(self.infos.values())
+        infos = [Info(*row) for row in self._rows.values()]
         shapes = [self._shape(info) for info in infos]
         dtypes = [self._make.dtype(info.dtype) for info in infos]
         places = [self._make.place(*stretch) for stretch in _stretches(infos)]
@@ -276,11 +280,11 @@ class safe_open:  # noqa: N801
 
     def keys(self) -> list[str]:
         """Returns the names of the tensors, sorted."""
-        return sorted(self._opened().infos, key=str.encode)
+        return sorted(self._opened().names(), key=str.encode)
 
     def offset_keys(self) -> list[str]:
         """Returns the names of the tensors, in the order of the file."""
-        return list(self._opened().infos)
+        return self._opened().names()
 
     def metadata(self) -> dict[str, str] | None:
         """Returns the texts of the header, without checksums of ours; None if it has none."""
