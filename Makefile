@@ -19,6 +19,10 @@ export PYTHON
 export CMAKE_CXX_COMPILER_LAUNCHER := $(CURDIR)/scripts/launch_compiler.sh
 export CCACHE_BASEDIR = $(CURDIR)
 export CCACHE_NOHASHDIR = 1
+# A wheel is compiled by what Python was, g++: by its other name ccache has the objects already.
+ifeq ($(origin CXX),default)
+export CXX := c++
+endif
 
 SETUP := scripts/setup.sh
 PY := .venv/bin/python
@@ -31,6 +35,8 @@ PY_FILES = python tests benchmarks examples docs
 BESIDE = OMP_NUM_THREADS=1 $(PYTEST) -ra -n $(BESIDE_JOBS) --dist loadfile --no-loadscope-reorder \
 	-m 'not alone'
 BESIDE_JOBS = $(shell echo $$(($(JOBS) + 1)))
+# The files that have some: to collect all others takes longer than some of these tests.
+ALONE = $(PYTEST) -ra -m alone $(shell grep -lr --include='test_*.py' 'mark\.alone' tests/python)
 QUICK_PYTESTS = $(patsubst %,tests/python/test_%.py,native aio optim initialize)
 CPP_FILES = $(shell find src include python tests benchmarks -name '*.h' -o -name '*.cc')
 # The command as it was built, with the package for its report.
@@ -84,7 +90,7 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 		done; \
 		wait $$! || failed+=" ctest"; \
 		cat build/ctest.log; \
-		$(PYTEST) -ra -m alone tests/python || failed+=" alone"; \
+		$(ALONE) || failed+=" alone"; \
 		if [ -n "$$failed" ]; then echo "make test: failed:$$failed" >&2; exit 1; fi
 
 quick: ## What finds most, within two minutes of a build: the rooms, and the core of both sides

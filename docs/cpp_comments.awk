@@ -8,7 +8,7 @@ own && /^ *(private|protected|public):|^\};/ { own = 0 }
 own { print ""; next }
 
 /^namespace tensorferry::/ { inner = "^}  // namespace tensorferry::" }
-/^namespace (files|handle|memory|swap) / { inner = "^}" }
+/^namespace (checkpoint|files|handle|memory|swap) / { inner = "^}" }
 inner { if ($0 ~ inner) inner = ""; print ""; next }
 
 /^$/ { comment = ""; trailing = 0 }

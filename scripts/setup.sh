@@ -68,7 +68,8 @@ pip_install() {
   shift
   cmp -s "$list" "$done" && return
   say "installing $list into .venv"
-  .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@" -r "$list"
+  # Python compiles what it imports; pip would compile all of it, for most of a minute.
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile "$@" -r "$list"
   cp "$list" "$done"
 }
 

@@ -39,7 +39,7 @@ def many(what: str, name: str, budget: int) -> HotPath:
 
 
 HOT_PATHS = (
-    HotPath("submit and complete one request, libaio", "submit", "libaio", 4740),
+    HotPath("submit and complete one request, libaio", "submit", "libaio", 4490),
     HotPath("submit and complete one request, threads", "submit", "threads", 8450),
     HotPath("inline read of 4 KiB, page-locked memory", "inline", "libaio", 1100),
     HotPath("inline read of 4 KiB, odd address", "copied", "libaio", 1760),

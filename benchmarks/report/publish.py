@@ -1,5 +1,5 @@
 """Copies a run of compare.py into benchmarks/results.json and into the tables and pictures of
-docs/performance.md.
+docs/performance.md, and computes those of docs/scale.md from it.
 
     python -m benchmarks.report.publish build/reports
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs.job import REPORTS, ROOT, size_text
-from benchmarks.report import headline
+from benchmarks.report import headline, scale
 from benchmarks.report.page import markdown_line
 from benchmarks.report.results import cells
 from benchmarks.rows.pairs import PAIRS, PAIRS_TO_JUDGE, standing
@@ -223,6 +223,7 @@ def main() -> None:
         raise SystemExit(f"this run cannot be published: {why}")
     PAGE.write_text(with_results(PAGE.read_text(), results))
     RESULTS.write_text(compact(results))
+    scale.PAGE.write_text(scale.with_results(scale.PAGE.read_text(), results))
     headline.PICTURE.write_text(headline.draw(results["rows"]))
     for picture in reports.glob("compare-*.svg"):
         shutil.copy(picture, PICTURES)

@@ -27,12 +27,13 @@ SINGLE_CALLS = 4000
 THREADS = (2, 4, 8)
 THREAD_CALLS = {4 << 10: 24_000, MIB: 2000}  # of all threads together
 MB = 10**6
-# Of two throttled drives, with bytes in proportion: a read of both takes more than a second.
+# Of two throttled drives, with bytes in proportion. The kernel throttles in slices of 100 ms, and a
+# job ends in one slice or the next: it must take seconds, or that alone is 7 %.
 SLOW, FAST = 50 * MB, 200 * MB
-SLOW_BYTES, FAST_BYTES = 64 * MIB, 256 * MIB
+SLOW_BYTES, FAST_BYTES = 192 * MIB, 768 * MIB
 THROTTLED_POINT = FioPoint(MIB, 16, False)
 TENSOR_BYTES = 8 * MIB
-SWAP_TENSORS = {"both": 40, "slow": 8, "fast": 32}
+SWAP_TENSORS = {"both": 120, "slow": 24, "fast": 96}
 MEMORY_DRIVES = 4
 MEMORY_BYTES = 256 * MIB
 MEMORY_PASSES = 4

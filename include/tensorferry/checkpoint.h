@@ -70,7 +70,7 @@ struct TensorInfo {
 // The indexes [begin, end) of one dimension.
 struct IndexRange {
   std::uint64_t begin = 0;
-  std::uint64_t end = UINT64_MAX;  // beyond the dimension: up to its end
+  std::uint64_t end = ~std::uint64_t{0};  // beyond the dimension: up to its end
 };
 
 struct TensorRead {

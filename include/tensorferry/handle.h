@@ -82,9 +82,9 @@ class TENSORFERRY_EXPORT Handle {
                   std::uint64_t offset = 0, Durability durability = Durability::none,
                   CudaStream stream = {});
 
-  // Start many transfers as one operation. Neighbours in one file become one request. write_many
-  // throws Error (EINVAL) if its transfers overlap; it syncs all files at once, then each directory
-  // once.
+  // Start many transfers as one operation. Neighbours in one file share requests, and read_many
+  // moves over gaps of a few KiB between them. write_many throws Error (EINVAL) if its transfers
+  // overlap; it syncs all files at once, then each directory once.
   Operation read_many(std::span<const ReadTransfer> transfers);
   Operation write_many(std::span<const WriteTransfer> transfers,
                        Durability durability = Durability::none);

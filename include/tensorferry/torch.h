@@ -9,9 +9,14 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "tensorferry/checkpoint.h"
 #include "tensorferry/tensorferry.h"
 
 namespace tensorferry {
@@ -85,6 +90,82 @@ inline int aio_write(const at::Tensor& buffer, const std::string& filename,
   finish_work_on(buffer);
   return aio_write(bytes_of(buffer), filename, block_size, queue_depth, single_submit,
                    overlap_events, validate, elapsed);
+}
+
+// The types that torch and safetensors share. Types of fewer than 8 bits are not among them.
+inline constexpr std::pair<at::ScalarType, DType> shared_dtypes[] = {
+    {at::kBool, DType::boolean},
+    {at::kByte, DType::u8},
+    {at::kChar, DType::i8},
+    {at::kFloat8_e5m2, DType::f8_e5m2},
+    {at::kFloat8_e4m3fn, DType::f8_e4m3},
+    {at::kFloat8_e8m0fnu, DType::f8_e8m0},
+    {at::kFloat8_e4m3fnuz, DType::f8_e4m3fnuz},
+    {at::kFloat8_e5m2fnuz, DType::f8_e5m2fnuz},
+    {at::kShort, DType::i16},
+    {at::kUInt16, DType::u16},
+    {at::kHalf, DType::f16},
+    {at::kBFloat16, DType::bf16},
+    {at::kInt, DType::i32},
+    {at::kUInt32, DType::u32},
+    {at::kFloat, DType::f32},
+    {at::kComplexFloat, DType::c64},
+    {at::kDouble, DType::f64},
+    {at::kLong, DType::i64},
+    {at::kUInt64, DType::u64},
+};
+
+// Saves tensors to a safetensors file, which replaces `path` when it is whole. See
+// save_safetensors(). Throws Error (EINVAL) also for a dtype that safetensors does not have.
+inline void save_tensors(Handle& handle, const std::string& path,
+                         const std::map<std::string, at::Tensor>& tensors,
+                         const SafetensorsOptions& options = {}) {
+  std::vector<TensorWrite> writes;
+  for (const auto& [name, tensor] : tensors) {
+    std::optional<DType> dtype;
+    for (const auto& [of_torch, ours] : shared_dtypes) {
+      if (tensor.defined() && tensor.scalar_type() == of_torch) dtype = ours;
+    }
+    const std::span<std::byte> bytes = bytes_of(tensor);
+    if (!dtype) {
+      throw Error({.operation = "save",
+                   .path = path,
+                   .code = EINVAL,
+                   .hint = "tensor '" + name + "' has a dtype that safetensors does not have"});
+    }
+    writes.push_back(
+        {name, *dtype, {tensor.sizes().begin(), tensor.sizes().end()}, bytes, stream_of(tensor)});
+  }
+  save_safetensors(handle, path, writes, options);
+}
+
+// Loads all tensors of a safetensors file, or of a set by its index, to the CPU or a GPU. Throws
+// Error.
+inline std::map<std::string, at::Tensor> load_tensors(Handle& handle, const std::string& path,
+                                                      at::Device device = at::kCPU,
+                                                      Verify verify = Verify::if_present) {
+  const Safetensors file = Safetensors::open(path);
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<TensorRead> reads;
+  for (const TensorInfo& info : file.tensors()) {
+    std::optional<at::ScalarType> dtype;
+    for (const auto& [of_torch, ours] : shared_dtypes) {
+      if (info.dtype == ours) dtype = of_torch;
+    }
+    if (!dtype) {
+      throw Error({.operation = "load",
+                   .path = path,
+                   .code = EINVAL,
+                   .hint = "tensor '" + info.name + "' has the dtype " +
+                           std::string(to_string(info.dtype)) + ", which torch does not have"});
+    }
+    const std::vector<std::int64_t> shape(info.shape.begin(), info.shape.end());
+    at::Tensor tensor = at::empty(shape, at::TensorOptions(*dtype).device(device));
+    reads.push_back({info.name, bytes_of(tensor), {}, stream_of(tensor)});
+    tensors.emplace(info.name, std::move(tensor));
+  }
+  file.read(handle, reads, verify).wait();
+  return tensors;
 }
 
 }  // namespace tensorferry

@@ -153,17 +153,20 @@ nb::tuple parse(nb::handle data) {
   return nb::make_tuple(list_of(contents.tensors), contents.metadata);
 }
 
-// A NewFile that ends by commit() or discard().
+// A NewFile that ends by commit() or discard(). Both close its File.
 struct PyNewFile {
   std::optional<NewFile> made;
   std::string path;
+  nb::object file;
 
   NewFile& get() {
     if (!made) throw invalid("use file", "the new file is committed or discarded already");
     return *made;
   }
   void discard() {
+    if (!made) return;
     std::optional<NewFile> gone = std::exchange(made, std::nullopt);
+    file.attr("close")();
     const GilRelease released;
     gone.reset();
   }
@@ -198,12 +201,13 @@ commit() makes the file durable and gives it its name; without it, nothing is le
               const GilRelease released;
               made.emplace(NewFile::create(name, permissions));
             }
-            new (self) PyNewFile{std::move(made), std::move(name)};
+            nb::object file = python_file(made->file());
+            new (self) PyNewFile{std::move(made), std::move(name), std::move(file)};
           },
           nb::arg("path"), nb::kw_only(), nb::arg("permissions") = File::usual_permissions,
           nb::sig("def __init__(self, path: _Path, *, permissions: int = 0o666) -> None"))
       .def_prop_ro(
-          "file", [](PyNewFile& self) { return python_file(self.get().file()); },
+          "file", [](const PyNewFile& self) { return self.file; },
           nb::sig("def file(self) -> File"), "The hidden file, for writing.")
       .def_prop_ro("path", [](const PyNewFile& self) { return path_text(self.path); })
       .def("commit", &PyNewFile::commit,

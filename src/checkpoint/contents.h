@@ -30,6 +30,8 @@ class Contents {
   // The digests that a tensor should have; empty if the file does not tell.
   [[nodiscard]] const Digests& digests_of(const TensorInfo& tensor) const;
   [[nodiscard]] bool has_checksums() const noexcept { return has_checksums_; }
+  // Why the checksums of a file are of no use; empty if they are, or if there are none.
+  [[nodiscard]] const std::string& checksums_problem() const noexcept { return checksums_problem_; }
 
  private:
   Contents() = default;
@@ -46,6 +48,7 @@ class Contents {
   std::map<std::string, Digests, std::less<>> digests_;
   std::optional<Metadata> metadata_;
   bool has_checksums_ = false;
+  std::string checksums_problem_;
 };
 
 }  // namespace tensorferry::checkpoint

@@ -67,7 +67,7 @@ bool HeaderReader::read() {
       read_tensor(found.tensor);
       if (!json_.ok()) return false;
       in_tensor_ = false;
-      found.tensor.name = std::move(name_);
+      found.tensor.name = name_;
       tensors_.push_back(std::move(found));
     } else if (std::exchange(metadata_seen, true)) {
       json_.fail("__metadata__ is there twice");
@@ -182,13 +182,13 @@ void HeaderReader::read_offsets(HeaderTensor& tensor) {
   std::uint64_t* const places[] = {&tensor.begin, &tensor.end};
   std::size_t count = 0;
   for (json_.enter_array(); json_.next_element(); ++count) {
-    if (count == std::size(places)) {
-      json_.fail_at(at, "data_offsets has more than two numbers");
-    } else {
+    if (count < std::size(places)) {
       json_.read_unsigned(*places[count]);
+    } else {
+      json_.skip();
     }
   }
-  if (count < std::size(places)) json_.fail_at(at, "data_offsets has fewer than two numbers");
+  if (count != std::size(places)) json_.fail_at(at, "data_offsets does not have two numbers");
 }
 
 // Of tensors of one name the last stays.
@@ -243,7 +243,7 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> s
   bool fits = true;
   for (const std::uint64_t size : shape) fits = fits && !__builtin_mul_overflow(bits, size, &bits);
   if (!fits || __builtin_mul_overflow(bits, bits_of(dtype), &bits)) {
-    return refused("shape " + text_of(shape) + " has more elements than 64 bits can count");
+    return refused("shape " + text_of(shape) + " has more bits than 64 bits can count");
   }
   if (bits % 8 != 0) {
     return refused(std::string(to_string(dtype)) + " of shape " + text_of(shape) +

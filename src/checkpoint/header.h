@@ -35,7 +35,7 @@ struct Header {
   std::optional<Metadata> metadata;
 };
 
-// The bytes of a tensor. An Error (EINVAL) without a path if 64 bits do not hold its bits or if it
+// The bytes of a tensor. An Error (EINVAL) without a path if 64 bits cannot count its bits or if it
 // does not end on a byte.
 [[nodiscard]] Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> shape);
 

@@ -84,8 +84,8 @@ TEST(Header, the_last_tensor_of_a_name_counts) {
 TEST(Header, a_refusal_names_the_rule_and_the_tensor) {
   expect_refused(R"({"a":["F33",[2],[0,8]]})", R"(tensor "a": dtype "F33" is unknown)");
   expect_refused(R"({"a":["F32",[-2],[0,8]]})", R"(tensor "a": a number that is not a whole one)");
-  expect_refused(R"({"a":["F32",[2],[0,8,9]]})", "data_offsets has more than two numbers");
-  expect_refused(R"({"a":["F32",[2],[0]]})", "data_offsets has fewer than two numbers");
+  expect_refused(R"({"a":["F32",[2],[0,8,9]]})", "data_offsets does not have two numbers");
+  expect_refused(R"({"a":["F32",[2],[0]]})", "data_offsets does not have two numbers");
   expect_refused(R"({"a":["F32",[2],[0,8],1]})", "more than three parts");
   expect_refused(R"({"a":["F32"]})", "fewer than three parts");
   expect_refused(R"({"a":{"dtype":"F32","shape":[2]}})", R"(tensor "a": data_offsets is missing)");

@@ -61,14 +61,15 @@ void read_metadata(JsonReader& json, std::string_view text, std::optional<Metada
   }
 }
 
-bool read_index(JsonReader& json, std::string_view text, std::optional<WeightMap>& files,
+bool read_index(JsonReader& json, std::string_view text, WeightMap& files,
                 std::optional<Metadata>& metadata) {
   std::string member;
+  bool files_seen = false;
   bool metadata_seen = false;
   for (json.enter_object(); json.next_member(member);) {
     if (member == "weight_map") {
-      if (files) json.fail("weight_map is there twice");
-      read_weight_map(json, files.emplace());
+      if (std::exchange(files_seen, true)) json.fail("weight_map is there twice");
+      read_weight_map(json, files);
     } else if (member == "metadata") {
       if (std::exchange(metadata_seen, true)) json.fail("metadata is there twice");
       read_metadata(json, text, metadata);
@@ -76,7 +77,7 @@ bool read_index(JsonReader& json, std::string_view text, std::optional<WeightMap
       json.skip();
     }
   }
-  if (!files) json.fail("weight_map is missing");
+  if (!files_seen) json.fail("weight_map is missing");
   return json.finish();
 }
 
@@ -90,18 +91,18 @@ Result<Index> parse_index(std::span<const std::byte> json, const std::string& pa
   }
   const std::string_view text(reinterpret_cast<const char*>(json.data()), json.size());
   JsonReader reader(text);
-  std::optional<WeightMap> files;
+  WeightMap files;
   Index index;
   if (!read_index(reader, text, files, index.metadata)) {
     return broken(path, reader.offset(), reader.failure());
   }
-  index.files.reserve(files->size());
-  for (const auto& [name, file] : *files) index.files.push_back(file);
+  index.files.reserve(files.size());
+  for (const auto& [name, file] : files) index.files.push_back(file);
   std::ranges::sort(index.files);
   const auto repeated = std::ranges::unique(index.files);
   index.files.erase(repeated.begin(), repeated.end());
-  index.tensors.reserve(files->size());
-  for (const auto& [name, file] : *files) {
+  index.tensors.reserve(files.size());
+  for (const auto& [name, file] : files) {
     const auto place = std::ranges::lower_bound(index.files, file);
     index.tensors.push_back(
         {.name = name, .file = static_cast<std::size_t>(place - index.files.begin())});

@@ -90,9 +90,12 @@ class Reads {
       return Nothing{};
     }
     if (verify_ == Verify::if_present) return Nothing{};
+    const std::string& problem = contents_.checksums_problem();
     return refuse(contents_, &tensor, ENODATA,
                   "tensor '" + tensor.name + "' cannot be verified: " +
-                      (known ? "only a part of it is read" : "the file has no checksum of it"));
+                      (known             ? "only a part of it is read"
+                       : problem.empty() ? "the file has no checksum of it"
+                                         : problem));
   }
 
   const Contents& contents_;

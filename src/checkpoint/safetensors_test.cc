@@ -246,6 +246,25 @@ TEST_F(SafetensorsTest, a_tensor_that_is_whole_is_read_beside_a_damaged_one) {
             EBADMSG);
 }
 
+// As a program does that copies the metadata from one file to another.
+TEST_F(SafetensorsTest, checksums_that_belong_to_other_tensors_do_not_keep_a_file_from_being_read) {
+  add("a", DType::u8, {100});
+  save();
+  auto bytes = support::read_whole_file(path);
+  const std::string before = R"({\"a\":\")";
+  const std::string after = R"({\"b\":\")";
+  const auto found = std::search(bytes.begin(), bytes.end(), before.begin(), before.end(),
+                                 [](std::byte a, char b) { return std::to_integer<char>(a) == b; });
+  ASSERT_NE(found, bytes.end());
+  std::transform(after.begin(), after.end(), found, [](char c) { return std::byte(c); });
+  support::write_whole_file(path, bytes);
+  EXPECT_FALSE(Safetensors::open(path).has_checksums());
+  EXPECT_EQ(fault_after_load(Verify::if_present), "");
+  const Error error = error_of([&] { fault_after_load(Verify::required); });
+  EXPECT_EQ(error.code(), ENODATA);
+  EXPECT_NE(error.hint().find("\"b\""), std::string::npos) << error.what();
+}
+
 TEST_F(SafetensorsTest, a_user_who_gives_up_finds_the_old_file) {
   add("first", DType::u8, {100});
   save();

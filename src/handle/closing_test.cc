@@ -279,14 +279,20 @@ TEST_F(Held, calls_that_race_with_close_end_or_are_refused) {
     Handle handle = gate.open_handle(options());
     Memory memory(4 * block);
     std::vector<Operation> operations;
+    std::atomic<int> calls{0};
+    std::atomic<bool> closing{false};
     std::thread user([&] {
       try {
-        for (;;) operations.push_back(handle.write(memory.bytes(), *file));
+        for (;; ++calls) {  // few before the race: close() waits for all of them
+          while (calls >= 20 && !closing) std::this_thread::yield();
+          operations.push_back(handle.write(memory.bytes(), *file));
+        }
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), EINVAL) << error.what();
       }
     });
-    std::this_thread::yield();
+    while (calls < round % 20) std::this_thread::yield();
+    closing = true;
     handle.close();
     user.join();
     for (const Operation& operation : operations) {

@@ -34,13 +34,15 @@ bool fits_lane(std::span<const Part> parts, Caller caller) noexcept {
 
 }  // namespace
 
-Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine)
+Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine,
+                     ProcessLimits& limits)
     : options_(options),
       system_(system),
       open_engine_(std::move(open_engine)),
+      limits_(limits),
       generation_(os::fork_generation()),
       inline_mover_(system, ledger_, options.block_bytes, inline_uncut_bytes_max(options),
-                    slot_bytes_of(options_, SlotShares::inline_callers)) {
+                    slot_bytes_of(options_, SlotShares::inline_callers), limits) {
   ledger_->on_lost = options.on_lost;
 }
 
@@ -55,8 +57,9 @@ Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& option
   }
   if (!seams.open_engine) seams.open_engine = engines::open_engine;
   os::System& system = seams.system != nullptr ? *seams.system : os::System::real();
+  ProcessLimits& limits = seams.limits != nullptr ? *seams.limits : ProcessLimits::of_process();
   std::unique_ptr<Conductor> conductor(
-      new Conductor(settled, system, std::move(seams.open_engine)));
+      new Conductor(settled, system, std::move(seams.open_engine), limits));
   // An explicit engine that does not work here is refused now. Threads and rings start with the
   // first operation that is queued: a handle for small transfers stays small.
   if (settled.engine != EngineKind::automatic) {
@@ -135,23 +138,25 @@ std::vector<std::shared_ptr<Crew>> Conductor::crews() {
   return all;
 }
 
-std::shared_ptr<Crew> Conductor::find_crew(const Device& device, Role role) const noexcept {
+Crew* Conductor::find_crew(const Device& device, Role role) const noexcept {
   for (const DeviceCrew* one = crews_.load(std::memory_order_acquire); one != nullptr;
        one = one->older) {
-    if (one->device == &device && one->role == role) return one->crew;
+    if (one->device == &device && one->role == role) return one->crew.get();
   }
   return nullptr;
 }
 
-void Conductor::add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew) {
-  crews_.store(new DeviceCrew{&device, role, std::move(crew), crews_}, std::memory_order_release);
+Crew* Conductor::add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew) {
+  const auto* const added = new DeviceCrew{&device, role, std::move(crew), crews_};
+  crews_.store(added, std::memory_order_release);
+  return added->crew.get();
 }
 
 Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string reason,
                                                     const Device& device, SlotShares shares) {
   CrewOptions crew = crew_options(options_, kind, device, shares);
   const unsigned wanted = crew.workers;
-  ProcessShare share = take_share(crew, options_, ProcessLimits::of_process());
+  ProcessShare share = take_share(crew, options_, limits_);
   if (crew.workers < wanted) {
     ledger_->note_fallback("the process has all the workers it may have: " + device.name +
                            " gets " + std::to_string(crew.workers) + " of " +
@@ -219,19 +224,17 @@ Result<std::shared_ptr<Crew>> Conductor::start_main(const Device& device) {
   return main;
 }
 
-Result<std::shared_ptr<Crew>> Conductor::crew_for(const files::OpenFile& file, int gpu) {
+Result<Crew*> Conductor::crew_for(const files::OpenFile& file, int gpu) {
   const Role role = gpu >= 0 && engines::moves_gpu_memory(options_.engine) ? Role::gpu
                     : !file.direct() && automatic()                        ? Role::buffered
                                                                            : Role::main;
   const Device& device = file.device();
-  if (auto known = find_crew(device, role)) return known;
+  if (Crew* const known = find_crew(device, role)) return known;
   const std::lock_guard lock(mutex_);
   if (closed_) return check_open().error();
   for (const DeviceCrew* one = crews_; one != nullptr; one = one->older) {
     if (one->role != role || one->device->number != device.number) continue;
-    auto crew = one->crew;
-    if (one->device != &device) add_crew(device, role, crew);
-    return crew;
+    return one->device == &device ? one->crew.get() : add_crew(device, role, one->crew);
   }
   auto crew =
       role == Role::gpu ? start_crew(options_.engine, gpu_reason(), device, SlotShares::gpu)
@@ -242,8 +245,7 @@ Result<std::shared_ptr<Crew>> Conductor::crew_for(const files::OpenFile& file, i
           : start_main(device);
   if (!crew.ok()) return crew.error();
   if (role == Role::buffered) ledger_->note_fallback(*crew.value()->engine_reason());
-  add_crew(device, role, crew.value());
-  return crew;
+  return add_crew(device, role, std::move(crew.value()));
 }
 
 Status Conductor::choose_crews(std::span<Part> parts, Crews& crews) {
@@ -256,7 +258,7 @@ Status Conductor::choose_crews(std::span<Part> parts, Crews& crews) {
       if (!crew.ok()) return crew.error();
       const auto known = std::ranges::find(crews, crew.value());
       part.leg = static_cast<std::size_t>(known - crews.begin());
-      if (known == crews.end()) crews.push_back(std::move(crew.value()));
+      if (known == crews.end()) crews.push_back(crew.value());
     }
     last = &part;
   }
@@ -291,7 +293,7 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
                                       Durability durability, Caller caller,
-                                      std::shared_ptr<Witness> witness) {
+                                      const std::shared_ptr<Witness>& witness) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
@@ -312,12 +314,12 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   const bool on_lane =
       crews.size() == 1 && crews.front()->options().lanes > 0 && fits_lane(parts, caller);
   auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
-                                 on_lane ? Way::lane : Way::queue, caller, std::move(witness));
+                                 on_lane ? Way::lane : Way::queue, caller, witness);
   if (!transfer.ok()) return transfer.error();
   if (on_lane && crews.front()->take_on_lane(transfer.value())) {
     return Operation(std::move(transfer.value()));
   }
-  for (const auto& crew : crews) {
+  for (Crew* crew : crews) {
     if (Status started = crew->start_workers(); !started.ok()) return started.error();
   }
   Crew::enqueue(transfer.value());
@@ -327,10 +329,11 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
 Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
                                   Durability durability) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
-  auto crew = crew_for(*file, -1);
-  if (!crew.ok()) return crew.error();
-  if (Status started = crew.value()->start_workers(); !started.ok()) return started.error();
-  auto transfer = build_sync(file, durability, crew.value());
+  auto found = crew_for(*file, -1);
+  if (!found.ok()) return found.error();
+  Crew& crew = *found.value();
+  if (Status started = crew.start_workers(); !started.ok()) return started.error();
+  auto transfer = build_sync(file, durability, crew);
   Crew::enqueue(transfer);
   return Operation(std::move(transfer));
 }

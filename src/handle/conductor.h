@@ -29,6 +29,7 @@ namespace tensorferry::handle {
 struct Seams {
   os::System* system = nullptr;
   OpenEngine open_engine;
+  ProcessLimits* limits = nullptr;
 };
 
 // A Handle whose seams a test has replaced. Throws like Handle's constructor.
@@ -47,7 +48,7 @@ class Conductor {
   // Queues one operation of all `parts`. Reorders them. The witness, if any, sees their bytes.
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
                                            Durability durability, Caller caller = Caller::goes_on,
-                                           std::shared_ptr<Witness> witness = nullptr);
+                                           const std::shared_ptr<Witness>& witness = no_witness);
   // Returns when done. Moves a small part inline, queues any other and waits for it.
   [[nodiscard]] Status transfer_now(Direction direction, Part&& part, Durability durability);
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
@@ -72,12 +73,13 @@ class Conductor {
   [[nodiscard]] std::vector<DeviceUse> device_use();
 
  private:
-  Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine);
+  Conductor(const HandleOptions& options, os::System& system, OpenEngine open_engine,
+            ProcessLimits& limits);
   // Refuses a closed handle, and one of the parent in a forked child.
   [[nodiscard]] Status check_open() const;
   [[nodiscard]] std::vector<std::shared_ptr<Crew>> crews();
-  // The crew that moves the part; starts it at the first call.
-  [[nodiscard]] Result<std::shared_ptr<Crew>> crew_for(const files::OpenFile& file, int gpu);
+  // The crew that moves the part; starts it at the first call. It lives as long as the conductor.
+  [[nodiscard]] Result<Crew*> crew_for(const files::OpenFile& file, int gpu);
   [[nodiscard]] Result<std::shared_ptr<Crew>> start_main(const Device& device);
   // Chooses the crew of each part and numbers their legs. Starts crews.
   [[nodiscard]] Status choose_crews(std::span<Part> parts, Crews& crews);
@@ -94,6 +96,7 @@ class Conductor {
   const HandleOptions options_;
   os::System& system_;
   const OpenEngine open_engine_;
+  ProcessLimits& limits_;
   const std::uint64_t generation_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
 
@@ -111,8 +114,9 @@ class Conductor {
     std::shared_ptr<Crew> crew;
     const DeviceCrew* older;
   };
-  [[nodiscard]] std::shared_ptr<Crew> find_crew(const Device& device, Role role) const noexcept;
-  void add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew);
+  // nullptr if there is none.
+  [[nodiscard]] Crew* find_crew(const Device& device, Role role) const noexcept;
+  Crew* add_crew(const Device& device, Role role, std::shared_ptr<Crew> crew);
 
   std::mutex mutex_;  // held to start crews
   // Newest first. Entries never change and live as long as the conductor: reading takes no lock.

@@ -24,11 +24,15 @@ std::size_t number_of_this_thread() noexcept {
 std::shared_ptr<Leg> shared(Leg& leg) { return {leg.transfer->shared_from_this(), &leg}; }
 
 // Keeps the crews of a transfer while somebody who belongs to one of them uses the others.
-std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
+std::vector<std::shared_ptr<Crew>> all_kept(const Transfer& transfer) {
   std::vector<std::shared_ptr<Crew>> crews;
-  if (transfer.legs.size() < 2) return crews;
   for (const Leg& leg : transfer.legs) crews.push_back(leg.owner.lock());
   return crews;
+}
+
+inline std::vector<std::shared_ptr<Crew>> others_kept(const Transfer& transfer) {
+  if (transfer.legs.size() < 2) return {};
+  return all_kept(transfer);
 }
 
 }  // namespace
@@ -261,6 +265,11 @@ void Crew::wake_all() noexcept {
 }
 
 void Crew::enqueue(const std::shared_ptr<Transfer>& transfer) {
+  if (!transfer->legs.empty()) {
+    const Crew& first = *transfer->legs.front().crew;
+    transfer->engine_name = to_string(first.options_.engine);
+    transfer->engine_reason = first.engine_reason_;
+  }
   const bool empty = transfer->runs.empty();  // before a worker may complete it
   bool refused = false;
   for (Leg& leg : transfer->legs) refused |= !leg.crew->take_leg(leg);
@@ -463,6 +472,9 @@ Lane* Crew::open_lane(std::size_t index) noexcept {
   const std::lock_guard lock(mutex_);
   if (lanes_refused_ || finishing_) return nullptr;
   if (Lane* const known = lanes_[index].load(std::memory_order_acquire)) return known;
+  auto share = share_.try_more({.engines = 1});
+  auto keeper_share = share_.try_more({.threads = keeper_started_ ? 0U : 1U});
+  if (!share || !keeper_share) return shared_lane(index);
   auto engine = open_engine_(EngineKind::libaio, options_.lane_mover.queue_depth, system_);
   Status opened = engine.ok() ? Status(Nothing{}) : Status(engine.error());
   if (opened.ok() && engine.value()->capabilities().service != engines::Service::any_thread) {
@@ -476,11 +488,23 @@ Lane* Crew::open_lane(std::size_t index) noexcept {
                            "; workers move small operations too, which takes longer");
     return nullptr;
   }
-  if (!keeper_started_.exchange(true)) ++started_;
-  open_lanes_.push_back(
-      std::make_unique<Lane>(*this, options_.lane_mover, std::move(engine.value())));
+  if (!keeper_started_.exchange(true)) {
+    ++started_;
+    keeper_share_.emplace(std::move(*keeper_share));
+  }
+  open_lanes_.push_back(std::make_unique<Lane>(*this, options_.lane_mover,
+                                               std::move(engine.value()), std::move(*share)));
   lanes_[index].store(open_lanes_.back().get(), std::memory_order_release);
   return open_lanes_.back().get();
+}
+
+Lane* Crew::shared_lane(std::size_t index) noexcept {
+  if (!std::exchange(lane_shares_ended_, true)) {
+    ledger_->note_fallback(
+        "the process has all the threads or engines it may have: small operations of several "
+        "threads go one way, or by the workers");
+  }
+  return open_lanes_.empty() ? nullptr : open_lanes_[index % open_lanes_.size()].get();
 }
 
 void Crew::lane_took() noexcept {

@@ -173,10 +173,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // The lane of the calling thread; nullptr if it cannot have one.
   [[nodiscard]] Lane* lane() noexcept;
   [[nodiscard]] Lane* open_lane(std::size_t index) noexcept;
+  // With the lock held. The lane of another thread, if the process may have no more engines or
+  // threads; nullptr if there is none.
+  [[nodiscard]] Lane* shared_lane(std::size_t index) noexcept;
   // Calls visit(lane) for each that is open.
   template <class Visit>
   void for_each_lane(Visit visit) {
-    for (const auto& lane : lanes_) {
+    for (const auto& lane : std::span(lanes_).first(options_.lanes)) {
       if (Lane* const open = lane.load(std::memory_order_acquire)) visit(*open);
     }
   }
@@ -208,6 +211,8 @@ class Crew : public std::enable_shared_from_this<Crew> {
   std::array<std::atomic<Lane*>, lanes_max> lanes_{};  // opened at first use, by the lock
   std::vector<std::unique_ptr<Lane>> open_lanes_;
   bool lanes_refused_ = false;
+  bool lane_shares_ended_ = false;  // noted in the ledger
+  std::optional<ProcessShare> keeper_share_;
   std::atomic<std::uint64_t> on_lanes_{0};  // operations
   Keeper keeper_{*this};
   std::atomic<bool> keeper_started_{false};

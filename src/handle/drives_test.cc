@@ -12,7 +12,7 @@
 namespace tensorferry::handle {
 namespace {
 
-constexpr std::size_t bytes = 8 * MiB;
+constexpr std::size_t drive_bytes = 8 * MiB;
 
 class Drives : public ::testing::Test {
  protected:
@@ -24,7 +24,7 @@ class Drives : public ::testing::Test {
       auto& drive = *drives_.emplace_back(std::make_unique<support::LoopDevice>(64 * MiB));
       drive.make_file_system("ext4");
       drive.mount();
-      support::write_whole_file(drive.file("data"), support::pattern(bytes, 0, i));
+      support::write_whole_file(drive.file("data"), support::pattern(drive_bytes, 0, i));
       files_.push_back(File::open(drive.file("data"), Access::read_write));
     }
   }
@@ -58,8 +58,8 @@ class Drives : public ::testing::Test {
 
 TEST_F(Drives, a_drive_that_hangs_holds_up_no_other) {
   Handle handle = with_first_drive_held();
-  Memory slow(bytes);
-  Memory fast(bytes);
+  Memory slow(drive_bytes);
+  Memory fast(drive_bytes);
   const Operation held = handle.read(slow.bytes(), files_[0]);
   ASSERT_TRUE(gate_.holds(1));
   for (int i = 0; i < 10; ++i) {
@@ -75,8 +75,8 @@ TEST_F(Drives, a_drive_that_hangs_holds_up_no_other) {
 
 TEST_F(Drives, one_operation_reads_from_all) {
   Handle handle;
-  Memory first(bytes);
-  Memory second(bytes);
+  Memory first(drive_bytes);
+  Memory second(drive_bytes);
   const std::vector<ReadTransfer> transfers{{first.bytes(), files_[0]},
                                             {second.bytes(), files_[1]}};
   handle.read_many(transfers).wait();
@@ -87,8 +87,8 @@ TEST_F(Drives, one_operation_reads_from_all) {
 
 TEST_F(Drives, one_operation_writes_to_all_and_syncs_all) {
   Handle handle;
-  const Memory first = Memory::with_pattern(bytes, 0, 7);
-  const Memory second = Memory::with_pattern(bytes, 0, 8);
+  const Memory first = Memory::with_pattern(drive_bytes, 0, 7);
+  const Memory second = Memory::with_pattern(drive_bytes, 0, 8);
   const std::vector<WriteTransfer> transfers{{first.bytes(), files_[0]},
                                              {second.bytes(), files_[1]}};
   handle.write_many(transfers, Durability::full).wait();
@@ -100,8 +100,8 @@ TEST_F(Drives, one_operation_writes_to_all_and_syncs_all) {
 
 TEST_F(Drives, an_error_on_one_ends_the_operation_and_names_the_file) {
   Handle handle;
-  Memory first(bytes);
-  Memory second(bytes);
+  Memory first(drive_bytes);
+  Memory second(drive_bytes);
   files_[1].resize(MiB);
   const std::vector<ReadTransfer> transfers{{first.bytes(), files_[0]},
                                             {second.bytes(), files_[1]}};
@@ -114,8 +114,8 @@ TEST_F(Drives, an_error_on_one_ends_the_operation_and_names_the_file) {
 
 TEST_F(Drives, an_operation_over_all_can_be_cancelled) {
   Handle handle = with_first_drive_held();
-  Memory first(bytes);
-  Memory second(bytes);
+  Memory first(drive_bytes);
+  Memory second(drive_bytes);
   const std::vector<ReadTransfer> transfers{{first.bytes(), files_[0]},
                                             {second.bytes(), files_[1]}};
   for (int i = 0; i < 5; ++i) {
@@ -127,7 +127,7 @@ TEST_F(Drives, an_operation_over_all_can_be_cancelled) {
 }
 
 TEST_F(Drives, closing_finishes_a_write_over_all) {
-  Memory memory = Memory::with_pattern(bytes, 0, 5);
+  Memory memory = Memory::with_pattern(drive_bytes, 0, 5);
   const std::vector<WriteTransfer> transfers{{memory.bytes(), files_[0]},
                                              {memory.bytes(), files_[1]}};
   std::optional<Operation> operation;
@@ -144,7 +144,7 @@ TEST_F(Drives, closing_finishes_a_write_over_all) {
 
 TEST_F(Drives, the_handle_knows_what_each_has_done) {
   Handle handle;
-  Memory memory(bytes);
+  Memory memory(drive_bytes);
   for (const std::size_t drive : {0U, 1U, 1U}) handle.read(memory.bytes(), files_[drive]).wait();
   const std::vector<DeviceUse> uses = handle.conductor().device_use();
   ASSERT_EQ(uses.size(), 2U);
@@ -152,7 +152,7 @@ TEST_F(Drives, the_handle_knows_what_each_has_done) {
     const std::string number = device_of(drives_[i]->mount_point()).number;
     const auto found = std::ranges::find(uses, number, &DeviceUse::number);
     ASSERT_NE(found, uses.end());
-    EXPECT_EQ(found->bytes, (i + 1) * bytes);
+    EXPECT_EQ(found->bytes, (i + 1) * drive_bytes);
     EXPECT_GT(found->busy_seconds, 0);
   }
 }

@@ -20,7 +20,7 @@ namespace tensorferry::handle {
 namespace {
 
 constexpr std::size_t pinned_bytes = 64 * MiB;
-constexpr std::size_t file_bytes = 8 * MiB;
+constexpr std::size_t locked_bytes = 8 * MiB;
 
 class ForkMemory : public HandleTest {};
 
@@ -35,10 +35,10 @@ std::int64_t huge_bytes(const PinnedBuffer& buffer) {
 }
 
 TEST_P(ForkMemory, page_locked_memory_that_was_used_is_not_copied_for_children) {
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read_write);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read_write);
   Handle handle({.engine = GetParam(), .workers = 2});
   PinnedBuffer pinned(pinned_bytes);
-  const auto used = pinned.bytes().first(file_bytes);
+  const auto used = pinned.bytes().first(locked_bytes);
   const std::int64_t huge = huge_bytes(pinned);
   for (int round = 0; round < 2; ++round) {
     handle.read(used, file).wait();
@@ -57,9 +57,9 @@ TEST_P(ForkMemory, page_locked_memory_that_was_used_is_not_copied_for_children) 
 // The child may live on: the parent's next transfer must not copy all of it either.
 TEST_P(ForkMemory, transfers_beside_a_living_child_copy_nothing_and_are_right) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
   PinnedBuffer pinned(pinned_bytes);
-  const auto used = pinned.bytes().first(file_bytes);
+  const auto used = pinned.bytes().first(locked_bytes);
   std::optional<Handle> handle(std::in_place, options());
   handle->read(used, file).wait();
   const std::int64_t huge = huge_bytes(pinned);
@@ -80,13 +80,13 @@ TEST_P(ForkMemory, transfers_beside_a_living_child_copy_nothing_and_are_right) {
 }
 
 TEST_P(ForkMemory, slots_are_not_copied_for_children) {
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
   Handle handle({.engine = GetParam(),
                  .block_bytes = MiB,
                  .queue_depth = 64,
                  .workers = 1,
                  .slot_bytes = 4 * pinned_bytes});
-  Memory memory(file_bytes - 1, 1);  // not aligned
+  Memory memory(locked_bytes - 1, 1);  // not aligned
   handle.read(memory.bytes(), file).wait();
   handle.read_now(memory.bytes().first(KiB), file);
   ASSERT_GT(handle.stats().bounced_bytes, 0U);
@@ -109,8 +109,8 @@ TEST_P(ForkMemory, ordinary_memory_is_never_registered_and_so_shared_with_childr
 
 TEST_P(ForkMemory, of_the_parent_is_an_error_for_a_handle_of_the_child) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read_write);
-  PinnedBuffer pinned(file_bytes);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read_write);
+  PinnedBuffer pinned(locked_bytes);
   Handle parents(options());
   parents.read(pinned.bytes(), file).wait();
   const auto child = support::run_in_child([&]() -> std::string {
@@ -133,7 +133,7 @@ TEST_P(ForkMemory, of_the_parent_is_an_error_for_a_handle_of_the_child) {
     });
     if (is_pinned(all)) said += "it counts as page-locked; ";
     pinned.free();
-    PinnedBuffer another(file_bytes);  // never where the parent's was
+    PinnedBuffer another(locked_bytes);  // never where the parent's was
     own.read(another.bytes(), file).wait();
     return said + support::pattern_fault(another.bytes(), 0, 1);
   });
@@ -144,14 +144,14 @@ TEST_P(ForkMemory, of_the_parent_is_an_error_for_a_handle_of_the_child) {
 // The parent reads into pages and writes beside them, while children start and live on.
 TEST_P(ForkMemory, what_is_in_flight_lands_where_the_parent_looks) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
   Handle handle({.engine = GetParam(), .block_bytes = 64 * KiB, .workers = 2});
   // Page-locked; ordinary and in place; ordinary and through slots.
   Users users(3, [&](std::size_t user) {
-    return [&handle, &file, user, pinned = PinnedBuffer(user == 0 ? file_bytes : 1),
-            ordinary = Memory(file_bytes, user == 0 ? 0 : user - 1)]() mutable -> std::string {
+    return [&handle, &file, user, pinned = PinnedBuffer(user == 0 ? locked_bytes : 1),
+            ordinary = Memory(locked_bytes, user == 0 ? 0 : user - 1)]() mutable -> std::string {
       const auto memory = user == 0 ? pinned.bytes() : ordinary.bytes();
-      const auto half = memory.first(file_bytes / 2);
+      const auto half = memory.first(locked_bytes / 2);
       std::fill(memory.begin(), memory.end(), std::byte{0});
       const Operation operation = handle.read(half, file);
       for (std::size_t i = half.size(); i < memory.size(); i += KiB) memory[i] = std::byte{1};
@@ -195,8 +195,8 @@ std::size_t registered_buffers(pid_t process) {
 TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
   if (GetParam() != EngineKind::io_uring || support::sanitized)
     GTEST_SKIP() << "nothing is registered";
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
-  PinnedBuffer pinned(file_bytes);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
+  PinnedBuffer pinned(locked_bytes);
   std::optional<Handle> handle(std::in_place, options());
   handle->read(pinned.bytes(), file).wait();
   const pid_t child = ::fork();
@@ -216,11 +216,11 @@ TEST_P(ForkMemory, that_the_parent_is_done_with_is_not_kept_by_a_living_child) {
 // Forks on the worker's own thread: fork() must not wait for the worker.
 TEST_P(ForkMemory, a_callback_may_fork) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
   Handle handle(options());
   PinnedBuffer pinned(pinned_bytes);
-  handle.read(pinned.bytes().first(file_bytes), file).wait();
-  const Operation operation = handle.read(pinned.bytes().first(file_bytes), file);
+  handle.read(pinned.bytes().first(locked_bytes), file).wait();
+  const Operation operation = handle.read(pinned.bytes().first(locked_bytes), file);
   std::optional<support::ChildResult> child;
   std::atomic<bool> called{false};
   operation.when_done([&] {
@@ -233,17 +233,17 @@ TEST_P(ForkMemory, a_callback_may_fork) {
   ASSERT_EQ(outcome_code(operation), 0);
   while (!called) std::this_thread::yield();
   EXPECT_TRUE(child->passed()) << *child;
-  handle.read(pinned.bytes().first(file_bytes), file).wait();
-  EXPECT_EQ(support::pattern_fault(pinned.bytes().first(file_bytes), 0, 1), "");
+  handle.read(pinned.bytes().first(locked_bytes), file).wait();
+  EXPECT_EQ(support::pattern_fault(pinned.bytes().first(locked_bytes), 0, 1), "");
 }
 
 // The worker is the child's only thread: it has nothing to return to, and the rings are the
 // parent's.
 TEST_P(ForkMemory, a_child_that_returns_from_a_callback_ends) {
   if (const char* why = support::no_fork_among_busy_threads()) GTEST_SKIP() << why;
-  const File file = File::open(make_file("data", file_bytes, 1), Access::read);
+  const File file = File::open(make_file("data", locked_bytes, 1), Access::read);
   Handle handle({.engine = GetParam(), .workers = 1});
-  Memory memory(file_bytes);
+  Memory memory(locked_bytes);
   std::atomic<pid_t> child{-1};
   std::atomic<bool> next_called{false};
   const Operation operation = handle.read(memory.bytes(), file);

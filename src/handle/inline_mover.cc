@@ -30,13 +30,14 @@ constexpr std::size_t slot_margin_bytes = 128 * KiB;
 
 InlineMover::InlineMover(os::System& system, std::shared_ptr<Ledger> ledger,
                          std::size_t block_bytes, std::uint64_t uncut_bytes_max,
-                         std::size_t slot_bytes_max) noexcept
+                         std::size_t slot_bytes_max, ProcessLimits& limits) noexcept
     : system_(system),
       ledger_(std::move(ledger)),
       transfer_bytes_max_(block_bytes > 0 ? block_bytes : transfer_bytes_max),
       uncut_bytes_max_(std::min(uncut_bytes_max, transfer_bytes_max)),
       slot_bytes_(uncut_bytes_max_ + slot_margin_bytes),
-      slot_bytes_max_(slot_bytes_max) {}
+      slot_bytes_max_(slot_bytes_max),
+      limits_(limits) {}
 
 bool InlineMover::fits(Direction direction, const Part& part) const noexcept {
   if (part.bytes > transfer_bytes_max_) return false;
@@ -194,14 +195,14 @@ std::unique_ptr<InlineMover::Slot> InlineMover::take_slot() {
     return slot;
   }
   if ((slot_count_ + 1) * slot_bytes_ > slot_bytes_max_) return nullptr;
+  auto share = ProcessShare::try_take(limits_, {.slot_bytes = slot_bytes_});
+  if (!share) return nullptr;
   auto region = memory::Region::create(slot_bytes_, system_);
   if (!region.ok()) return nullptr;
   const std::string& reason = region.value()->lock_reason();
   if (!reason.empty()) ledger_->note_fallback(reason);
   ++slot_count_;
-  auto slot = std::make_unique<Slot>();
-  slot->memory = std::move(region.value());
-  return slot;
+  return std::make_unique<Slot>(std::move(*share), std::move(region.value()));
 }
 
 }  // namespace tensorferry::handle

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "handle/ledger.h"
 #include "handle/part.h"
+#include "handle/process_share.h"
 #include "memory/region.h"
 #include "os/gpu_stream.h"
 #include "os/system.h"
@@ -22,9 +23,11 @@ namespace tensorferry::handle {
 class InlineMover {
  public:
   // `block_bytes` is the user's choice, or 0. At most `uncut_bytes_max` of a transfer go through a
-  // slot or are read with O_DIRECT; all slots together take at most `slot_bytes_max`.
+  // slot or are read with O_DIRECT; all slots together take at most `slot_bytes_max`, and no more
+  // than `limits` have left.
   InlineMover(os::System& system, std::shared_ptr<Ledger> ledger, std::size_t block_bytes,
-              std::uint64_t uncut_bytes_max, std::size_t slot_bytes_max) noexcept;
+              std::uint64_t uncut_bytes_max, std::size_t slot_bytes_max,
+              ProcessLimits& limits) noexcept;
 
   // Whether the part is small enough: at most one block of the user's size, or 1 MiB; less if it is
   // better cut. Memory of a GPU at most 256 KiB: from there on copies should overlap with the
@@ -39,6 +42,7 @@ class InlineMover {
 
  private:
   struct Slot {
+    ProcessShare share;
     std::shared_ptr<memory::Region> memory;
     std::vector<std::unique_ptr<os::GpuStream>> streams;  // one for each GPU, or none
   };
@@ -59,6 +63,7 @@ class InlineMover {
   const std::uint64_t uncut_bytes_max_;
   const std::size_t slot_bytes_;  // of one
   const std::size_t slot_bytes_max_;
+  ProcessLimits& limits_;
 
   std::mutex mutex_;                          // guards the slots
   std::vector<std::unique_ptr<Slot>> slots_;  // free ones

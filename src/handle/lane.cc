@@ -14,8 +14,11 @@ constexpr unsigned watch_rounds = 64;
 
 }  // namespace
 
-Lane::Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Engine> engine)
-    : crew_(crew), mover_(options, std::move(engine), *crew.ledger(), crew.system()) {
+Lane::Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Engine> engine,
+           ProcessShare share)
+    : crew_(crew),
+      share_(std::move(share)),
+      mover_(options, std::move(engine), *crew.ledger(), crew.system()) {
   mover_.attach();
 }
 
@@ -25,7 +28,8 @@ bool Lane::take(const std::shared_ptr<Transfer>& transfer) {
   const std::uint64_t blocks = transfer->blocks();
   Lock lock(mutex_);
   if (crew_.finishing() || mover_.flights_left() < blocks) return false;
-  if (!mover_.has_slots(blocks)) return false;
+  const auto needs_slots = [](const Run& run) { return run.plan.needs_slots(); };
+  if (std::ranges::any_of(transfer->runs, needs_slots) && !may_use_slots(blocks)) return false;
   crew_.lane_took();
   transfer->lane = this;
   transfer->set_on_lane(true);
@@ -37,6 +41,16 @@ bool Lane::take(const std::shared_ptr<Transfer>& transfer) {
   mover_.submit_ready();
   if (!mover_.failed().empty() || !mover_.ended().empty()) report(lock);
   return true;
+}
+
+bool Lane::may_use_slots(std::uint64_t blocks) {
+  if (!slot_share_) {
+    const MoverOptions& options = crew_.options().lane_mover;
+    auto share = share_.try_more({.slot_bytes = options.slots * options.slot_block_bytes});
+    if (!share) return false;
+    slot_share_.emplace(std::move(*share));
+  }
+  return mover_.has_slots(blocks);
 }
 
 engines::Engine::Nanoseconds Lane::limit_until(std::optional<Clock::time_point> deadline) const {
@@ -89,6 +103,10 @@ void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
 }
 
 void Lane::report(Lock& lock) {
+  if (mover_.ended().size() == 1 && mover_.failed().empty()) {
+    report_one(lock);
+    return;
+  }
   OneOrMany<std::shared_ptr<Transfer>> ended;
   for (auto& transfer : mover_.ended()) {
     transfer->set_on_lane(false);
@@ -105,6 +123,19 @@ void Lane::report(Lock& lock) {
     transfer.reset();
     crew_.lane_gave_back();
   }
+  if (others_wait) changed_.notify_all();
+}
+
+// The usual case, without any list.
+void Lane::report_one(Lock& lock) {
+  std::shared_ptr<Transfer> ended = std::move(mover_.ended().front());
+  mover_.ended().clear();
+  ended->set_on_lane(false);
+  const bool others_wait = followers_ > 0;
+  lock.unlock();
+  Crew::blocks_finished(ended);
+  ended.reset();
+  crew_.lane_gave_back();
   if (others_wait) changed_.notify_all();
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "handle/mover.h"
+#include "handle/process_share.h"
 #include "handle/transfer.h"
 
 namespace tensorferry::handle {
@@ -26,13 +27,16 @@ class Lane {
  public:
   using Clock = Operation::Clock;
 
-  Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Engine> engine);
+  // `share` is that of its engine.
+  Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Engine> engine,
+       ProcessShare share);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
   // Takes up all blocks of an operation and submits them. Returns false, and does nothing, if they
-  // do not all fit now or the crew is finishing.
+  // do not all fit now, if they need slots and the process may have no more, or if the crew is
+  // finishing.
   [[nodiscard]] bool take(const std::shared_ptr<Transfer>& transfer);
 
   // Returns when the operation is done, its blocks are off the lane, or the deadline has passed.
@@ -60,10 +64,15 @@ class Lane {
   // Tells the crew what has ended, and followers that they may attend. Called with the lock held,
   // lets go of it.
   void report(Lock& lock);
+  void report_one(Lock& lock);
+  // With the lock held: whether slots for so many blocks are free.
+  [[nodiscard]] bool may_use_slots(std::uint64_t blocks);
   [[nodiscard]] engines::Engine::Nanoseconds limit_until(
       std::optional<Clock::time_point> deadline) const;
 
   Crew& crew_;
+  const ProcessShare share_;
+  std::optional<ProcessShare> slot_share_;  // once it has slots
   std::mutex mutex_;
   Mover mover_;
   bool attended_ = false;

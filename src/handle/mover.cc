@@ -76,8 +76,7 @@ void Mover::take_up(Claim&& claim) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   Flight& flight = flights_[index];
-  flight = Flight{};
-  flight.claim = std::move(claim);
+  flight = Flight{.claim = std::move(claim)};
   flight.started = Clock::now();
   flight.claim.transfer->mark_started(flight.started);
   if (const SyncStep* step = flight.claim.step) {
@@ -239,6 +238,10 @@ void Mover::revive_delayed() {
 }
 
 void Mover::submit_ready() {
+  if (ready_.empty()) {
+    refusals_ = 0;
+    return;
+  }
   const std::size_t batch = options_.submit == Submit::single ? 1 : batch_max;
   std::size_t begin = 0;
   int refused = 0;
@@ -324,6 +327,15 @@ void Mover::judge_waited() {
   }
 }
 
+inline void Mover::unloaded(std::uint32_t index) {
+  const Flight& flight = flights_[index];
+  const Block& block = flight.claim.block;
+  if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, block.wanted_bytes);
+  moved_bytes_ += block.wanted_bytes;
+  flight.claim.transfer->add_bytes(flight.claim.run->plan.kept_bytes(block));
+  finish(index);
+}
+
 void Mover::completed(std::uint32_t index, std::int32_t result) {
   Flight& flight = flights_[index];
   Transfer& transfer = *flight.claim.transfer;
@@ -375,10 +387,10 @@ void Mover::finish(std::uint32_t index) {
   if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
   if (flight.slot >= 0) free_slots_.push_back(flight.slot);
   if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
-  const std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);
+  std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);
   flight.stage = Stage::unused;
   free_.push_back(index);
-  if (transfer->finish_blocks(1)) ended_.push_back(transfer);
+  if (transfer->finish_blocks(1)) ended_.push_back(std::move(transfer));
 }
 
 void Mover::fail(std::uint32_t index, int code) {
@@ -400,6 +412,7 @@ void Mover::fail(std::uint32_t index, const Error& error) {
 // The queue was refilled before, so the drive has work. Making pages takes longer than that work,
 // so after a block that needs pages the queue comes first again.
 void Mover::unload() {
+  if (landed_.empty()) return;
   std::size_t count = 0;
   for (bool made = false; count < landed_.size() && !made; ++count) {
     const std::uint32_t index = landed_[count];
@@ -419,15 +432,6 @@ void Mover::unload() {
     }
   }
   landed_.erase(landed_.begin(), landed_.begin() + static_cast<std::ptrdiff_t>(count));
-}
-
-void Mover::unloaded(std::uint32_t index) {
-  const Flight& flight = flights_[index];
-  const Block& block = flight.claim.block;
-  if (flight.slot >= 0) ledger_.add(&Stats::bounced_bytes, block.wanted_bytes);
-  moved_bytes_ += block.wanted_bytes;
-  flight.claim.transfer->add_bytes(flight.claim.run->plan.kept_bytes(block));
-  finish(index);
 }
 
 // A write has the same bytes in its slot as in the user's memory.

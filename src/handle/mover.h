@@ -129,14 +129,14 @@ class Mover {
     Stage stage = Stage::unused;
     bool cancelled = false;  // the engine has been asked to cancel it
     Claim claim;
-    Attempt attempt;
+    Attempt attempt = {};
     std::byte* memory = nullptr;  // that requests use: the user's or a slot
     int slot = -1;
     int fd = -1;
     int file_index = -1;
     int buffer_index = -1;
-    Clock::time_point due;      // of the next attempt, when delayed
-    Clock::time_point started;  // for the trace
+    Clock::time_point due = {};      // of the next attempt, when delayed
+    Clock::time_point started = {};  // for the trace
   };
 
   void make_ready(std::uint32_t index);

@@ -22,9 +22,9 @@ Plan::Plan(Direction direction, std::uint64_t offset, std::span<const Piece> pie
       one_in_place_(pieces.size() == 1 && rules.in_place),
       buffered_in_place_(one_in_place_ && rules.buffered_in_place) {
   if (!pieces.empty()) bytes_ = pieces.back().start + pieces.back().bytes;
-  for (const Piece& piece : pieces) {
-    if (piece.memory == nullptr) gap_bytes_ += piece.bytes;
-  }
+  has_gaps_ = pieces.size() > 2 && std::ranges::any_of(pieces, [](const Piece& piece) {
+                return piece.memory == nullptr;
+              });
   if (bytes_ == 0) return;
   if (!rules.direct) {
     plan_buffered(offset_, offset_ + bytes_);
@@ -125,13 +125,11 @@ std::size_t Plan::piece_at(std::uint64_t start) const noexcept {
   return static_cast<std::size_t>(after - pieces_.begin()) - 1;
 }
 
-std::uint64_t Plan::kept_bytes(const Block& block) const noexcept {
-  if (gap_bytes_ == 0) return block.wanted_bytes;
+std::uint64_t Plan::count_kept(std::uint64_t offset, std::uint64_t bytes) const noexcept {
   std::uint64_t kept = 0;
-  for_each_memory(block.wanted_offset, block.wanted_bytes,
-                  [&](const std::byte* memory, std::size_t bytes) {
-                    if (memory != nullptr) kept += bytes;
-                  });
+  for_each_memory(offset, bytes, [&](const std::byte* memory, std::size_t count) {
+    if (memory != nullptr) kept += count;
+  });
   return kept;
 }
 

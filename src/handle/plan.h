@@ -66,9 +66,13 @@ class Plan {
 
   [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  [[nodiscard]] std::uint64_t gap_bytes() const noexcept { return gap_bytes_; }
-  // How many of the wanted bytes of a block have memory.
-  [[nodiscard]] std::uint64_t kept_bytes(const Block& block) const noexcept;
+  // How many bytes have memory: of all, and of those that a block wants.
+  [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
+    return has_gaps_ ? count_kept(offset_, bytes_) : bytes_;
+  }
+  [[nodiscard]] std::uint64_t kept_bytes(const Block& block) const noexcept {
+    return has_gaps_ ? count_kept(block.wanted_offset, block.wanted_bytes) : block.wanted_bytes;
+  }
 
   // All of the memory if it is one piece, else nothing.
   [[nodiscard]] std::span<std::byte> single_piece() const noexcept {
@@ -100,11 +104,11 @@ class Plan {
   void plan_direct_read(const Rules& rules);
   void plan_direct_write(const Rules& rules);
   [[nodiscard]] bool memory_fits(std::uint64_t at, std::size_t alignment) const noexcept;
+  [[nodiscard]] std::uint64_t count_kept(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   [[nodiscard]] std::size_t piece_at(std::uint64_t start) const noexcept;
 
   std::uint64_t offset_;
   std::uint64_t bytes_ = 0;
-  std::uint64_t gap_bytes_ = 0;
   std::span<const Piece> pieces_;
   Limits limits_;
   bool one_in_place_;  // the memory is one piece, and the engine can reach it
@@ -113,6 +117,7 @@ class Plan {
   unsigned section_count_ = 0;
   std::uint64_t block_count_ = 0;
   bool needs_buffered_ = false;
+  bool has_gaps_ = false;
   std::uint64_t slot_bytes_ = 0;
 };
 

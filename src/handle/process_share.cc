@@ -10,7 +10,8 @@ namespace tensorferry::handle {
 
 namespace {
 
-constexpr unsigned workers_max_min = 32;
+constexpr unsigned threads_max_min = 64;
+constexpr unsigned engines_max_min = 128;
 constexpr std::size_t slot_bytes_max = 512 * MiB;
 
 // Takes what is left of `max`, between the least and the wanted.
@@ -25,29 +26,62 @@ Number take(std::atomic<Number>& used, Number max, Number wanted, Number least) 
   return granted;
 }
 
+// Takes all of the wanted, or nothing.
+template <class Number>
+bool take_all(std::atomic<Number>& used, Number max, Number wanted) noexcept {
+  Number before = used.load();
+  do {
+    if (wanted > 0 && (before >= max || wanted > max - before)) return false;
+  } while (!used.compare_exchange_weak(before, before + wanted));
+  return true;
+}
+
 }  // namespace
 
 ProcessLimits& ProcessLimits::of_process() noexcept {
-  static ProcessLimits limits(std::max(2 * std::thread::hardware_concurrency(), workers_max_min),
-                              slot_bytes_max);
+  const unsigned processors = std::thread::hardware_concurrency();
+  static ProcessLimits limits({.threads = std::max(4 * processors, threads_max_min),
+                               .engines = std::max(8 * processors, engines_max_min),
+                               .slot_bytes = slot_bytes_max});
   return limits;
 }
 
 ProcessShare::ProcessShare(ProcessLimits& limits, unsigned workers, unsigned workers_min,
                            std::size_t slot_bytes, std::size_t slot_bytes_min)
-    : limits_(&limits),
-      workers_(take(limits.workers_, limits.workers_max_, workers, workers_min)),
-      slot_bytes_(take(limits.slot_bytes_, limits.slot_bytes_max_, slot_bytes, slot_bytes_min)) {}
+    : limits_(&limits) {
+  const ProcessNeeds& max = limits.max_;
+  const unsigned threads = take(limits.threads_, max.threads, workers, workers_min);
+  taken_.engines = take(limits.engines_, max.engines, threads, workers_min);
+  taken_.threads = taken_.engines;
+  limits.threads_ -= threads - taken_.threads;
+  taken_.slot_bytes = take(limits.slot_bytes_, max.slot_bytes, slot_bytes, slot_bytes_min);
+}
+
+std::optional<ProcessShare> ProcessShare::try_take(ProcessLimits& limits,
+                                                   const ProcessNeeds& needs) noexcept {
+  const ProcessNeeds& max = limits.max_;
+  if (!take_all(limits.threads_, max.threads, needs.threads)) return std::nullopt;
+  ProcessShare share(limits, ProcessNeeds{.threads = needs.threads});
+  if (!take_all(limits.engines_, max.engines, needs.engines)) return std::nullopt;
+  share.taken_.engines = needs.engines;
+  if (!take_all(limits.slot_bytes_, max.slot_bytes, needs.slot_bytes)) return std::nullopt;
+  share.taken_.slot_bytes = needs.slot_bytes;
+  return share;
+}
+
+std::optional<ProcessShare> ProcessShare::try_more(const ProcessNeeds& needs) const noexcept {
+  if (limits_ == nullptr) return std::optional<ProcessShare>(std::in_place);
+  return try_take(*limits_, needs);
+}
 
 ProcessShare::ProcessShare(ProcessShare&& other) noexcept
-    : limits_(std::exchange(other.limits_, nullptr)),
-      workers_(other.workers_),
-      slot_bytes_(other.slot_bytes_) {}
+    : limits_(std::exchange(other.limits_, nullptr)), taken_(other.taken_) {}
 
 ProcessShare::~ProcessShare() {
   if (limits_ == nullptr) return;
-  limits_->workers_ -= workers_;
-  limits_->slot_bytes_ -= slot_bytes_;
+  limits_->threads_ -= taken_.threads;
+  limits_->engines_ -= taken_.engines;
+  limits_->slot_bytes_ -= taken_.slot_bytes;
 }
 
 }  // namespace tensorferry::handle

@@ -1,49 +1,73 @@
-// What all handles of the process may have together: workers, each with a thread and an engine, and
-// page-locked memory for slots. However many drives a program uses, it stays within these limits.
+// What all handles of the process may have together: threads (workers and keepers), engines (of
+// workers and lanes), and page-locked memory for slots (of workers, lanes and inline transfers).
+// However many drives a program uses, it stays within these limits.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <optional>
 
 namespace tensorferry::handle {
+
+struct ProcessNeeds {
+  unsigned threads = 0;
+  unsigned engines = 0;
+  std::size_t slot_bytes = 0;
+
+  friend bool operator==(const ProcessNeeds&, const ProcessNeeds&) = default;
+};
 
 // The limits and what is in use. Thread-safe, and free of locks: a fork may come at any time.
 class ProcessLimits {
  public:
-  ProcessLimits(unsigned workers_max, std::size_t slot_bytes_max) noexcept
-      : workers_max_(workers_max), slot_bytes_max_(slot_bytes_max) {}
+  explicit ProcessLimits(const ProcessNeeds& max) noexcept : max_(max) {}
 
-  // Those of this process: two workers for each processor, at least 32; 512 MiB of slots.
+  // Those of this process: four threads and eight engines for each processor, at least 64 and 128;
+  // 512 MiB of slots.
   [[nodiscard]] static ProcessLimits& of_process() noexcept;
+
+  [[nodiscard]] ProcessNeeds in_use() const noexcept {
+    return {threads_.load(), engines_.load(), slot_bytes_.load()};
+  }
 
  private:
   friend class ProcessShare;
 
-  const unsigned workers_max_;
-  const std::size_t slot_bytes_max_;
-  std::atomic<unsigned> workers_{0};
+  const ProcessNeeds max_;
+  std::atomic<unsigned> threads_{0};
+  std::atomic<unsigned> engines_{0};
   std::atomic<std::size_t> slot_bytes_{0};
 };
 
-// The share of one crew; its destructor gives it back.
+// A share of the limits, which must outlive it; its destructor gives it back. An empty share has
+// no limits.
 class ProcessShare {
  public:
   ProcessShare() = default;
-  // Takes what is left of the wanted, but at least one worker and the least it needs for slots: a
-  // drive that comes late works too, only with less. What a user chose is granted in full.
+  // For a crew. Takes what is left of the wanted, but at least the least: a drive that comes late
+  // works too, only with less. What a user chose is granted in full. Each worker needs a thread and
+  // an engine: of both as many are granted.
   ProcessShare(ProcessLimits& limits, unsigned workers, unsigned workers_min,
                std::size_t slot_bytes, std::size_t slot_bytes_min);
   ~ProcessShare();
   ProcessShare(ProcessShare&& other) noexcept;
   ProcessShare& operator=(ProcessShare&&) = delete;
 
-  [[nodiscard]] unsigned workers() const noexcept { return workers_; }
-  [[nodiscard]] std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+  // All of it, or nothing: for what a handle can do without.
+  [[nodiscard]] static std::optional<ProcessShare> try_take(ProcessLimits& limits,
+                                                            const ProcessNeeds& needs) noexcept;
+  // The same, from the limits of this share.
+  [[nodiscard]] std::optional<ProcessShare> try_more(const ProcessNeeds& needs) const noexcept;
+
+  [[nodiscard]] unsigned workers() const noexcept { return taken_.threads; }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept { return taken_.slot_bytes; }
 
  private:
+  ProcessShare(ProcessLimits& limits, const ProcessNeeds& taken) noexcept
+      : limits_(&limits), taken_(taken) {}
+
   ProcessLimits* limits_ = nullptr;
-  unsigned workers_ = 0;
-  std::size_t slot_bytes_ = 0;
+  ProcessNeeds taken_;
 };
 
 }  // namespace tensorferry::handle

@@ -2,13 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+#include <utility>
 #include <vector>
+
+#include "handle/handle_fixture.h"
+#include "support/pattern.h"
 
 namespace tensorferry::handle {
 namespace {
 
+constexpr ProcessNeeds few{.threads = 4, .engines = 4, .slot_bytes = 1000};
+
 TEST(ProcessShare, late_crews_get_less_and_never_nothing) {
-  ProcessLimits limits(10, 1000);
+  ProcessLimits limits({.threads = 10, .engines = 100, .slot_bytes = 1000});
   std::vector<ProcessShare> shares;
   for (int i = 0; i < 4; ++i) shares.emplace_back(limits, 4U, 1U, 300U, 10U);
   EXPECT_EQ(shares[0].workers(), 4U);
@@ -22,7 +29,7 @@ TEST(ProcessShare, late_crews_get_less_and_never_nothing) {
 }
 
 TEST(ProcessShare, what_ends_is_there_for_others) {
-  ProcessLimits limits(4, 1000);
+  ProcessLimits limits(few);
   {
     const ProcessShare all(limits, 4U, 1U, 1000U, 10U);
     EXPECT_EQ(ProcessShare(limits, 4U, 1U, 1000U, 10U).workers(), 1U);
@@ -33,11 +40,139 @@ TEST(ProcessShare, what_ends_is_there_for_others) {
 }
 
 TEST(ProcessShare, what_a_user_chose_is_granted_in_full) {
-  ProcessLimits limits(4, 1000);
+  ProcessLimits limits(few);
   const ProcessShare all(limits, 4U, 1U, 1000U, 10U);
   const ProcessShare chosen(limits, 8U, 8U, 2000U, 2000U);
   EXPECT_EQ(chosen.workers(), 8U);
   EXPECT_EQ(chosen.slot_bytes(), 2000U);
+}
+
+TEST(ProcessShare, a_worker_needs_a_thread_and_an_engine) {
+  ProcessLimits limits({.threads = 8, .engines = 3, .slot_bytes = 1000});
+  const ProcessShare share(limits, 6U, 1U, 0U, 0U);
+  EXPECT_EQ(share.workers(), 3U);
+  EXPECT_EQ(limits.in_use(), (ProcessNeeds{.threads = 3, .engines = 3}));
+}
+
+TEST(ProcessShare, what_is_not_needed_is_taken_whole_or_not_at_all) {
+  ProcessLimits limits(few);
+  const auto most = ProcessShare::try_take(limits, {.threads = 3, .engines = 1, .slot_bytes = 900});
+  ASSERT_TRUE(most);
+  const ProcessNeeds before = limits.in_use();
+  EXPECT_FALSE(ProcessShare::try_take(limits, {.threads = 2}));
+  EXPECT_FALSE(most->try_more({.threads = 1, .engines = 1, .slot_bytes = 101}));
+  EXPECT_FALSE(most->try_more({.engines = 4}));
+  EXPECT_EQ(limits.in_use(), before) << "a refusal takes nothing";
+  EXPECT_TRUE(most->try_more({.threads = 1, .engines = 3, .slot_bytes = 100}));
+  EXPECT_EQ(limits.in_use(), before) << "what ended is given back";
+}
+
+// --- What handles take -----------------------------------------------------------------------
+
+class ProcessShareOfHandle : public ::testing::Test {
+ protected:
+  static constexpr std::size_t bytes = 4 * KiB;
+
+  void SetUp() override {
+    if (auto opened = engines::open_engine(EngineKind::libaio, 1, os::System::real());
+        !opened.ok()) {
+      GTEST_SKIP() << opened.error().what();
+    }
+    support::write_whole_file(path, support::pattern(bytes, 0, 1));
+    file.emplace(File::open(path, Access::read));
+    if (!file->direct_reason().empty()) GTEST_SKIP() << file->direct_reason();
+  }
+
+  [[nodiscard]] static Handle handle_within(ProcessLimits& limits) {
+    HandleOptions options;
+    options.workers = 1;
+    Seams seams;
+    seams.limits = &limits;
+    return make_handle(options, std::move(seams));
+  }
+  // A read that is queued, through a slot if the address is odd.
+  [[nodiscard]] std::string read(Handle& handle, std::size_t shift = 0) const {
+    const PinnedBuffer memory(bytes + shift);
+    const auto target = memory.bytes().last(bytes);
+    handle.read(target, *file, 0).wait();
+    return support::pattern_fault(target, 0, 1);
+  }
+  [[nodiscard]] std::string read_on_a_new_thread(Handle& handle) const {
+    std::string fault = "not read";
+    std::thread([&] { fault = read(handle); }).join();
+    return fault;
+  }
+
+  support::TempDir dir;
+  std::string path = dir.file("data");
+  std::optional<File> file;
+};
+
+TEST_F(ProcessShareOfHandle, lanes_and_their_keeper_count) {
+  ProcessLimits limits({.threads = 100, .engines = 100, .slot_bytes = 100 * MiB});
+  {
+    Handle handle = handle_within(limits);
+    ASSERT_EQ(read(handle), "");
+    const ProcessNeeds one = limits.in_use();
+    EXPECT_EQ(one.threads, 2U) << "a worker and the keeper";
+    EXPECT_EQ(one.engines, 2U) << "of the worker and of the lane";
+    ASSERT_EQ(read_on_a_new_thread(handle), "");
+    EXPECT_EQ(limits.in_use().threads, 2U);
+    EXPECT_EQ(limits.in_use().engines, 3U);
+    EXPECT_EQ(limits.in_use().slot_bytes, one.slot_bytes) << "nothing went through a slot";
+    ASSERT_EQ(read(handle, 1), "");
+    EXPECT_GT(limits.in_use().slot_bytes, one.slot_bytes) << "the lane has got slots";
+  }
+  EXPECT_EQ(limits.in_use(), ProcessNeeds{});
+}
+
+TEST_F(ProcessShareOfHandle, without_an_engine_to_spare_threads_share_a_lane) {
+  ProcessLimits limits({.threads = 100, .engines = 2, .slot_bytes = 100 * MiB});
+  Handle handle = handle_within(limits);
+  ASSERT_EQ(read(handle), "");
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(read_on_a_new_thread(handle), "");
+  EXPECT_EQ(limits.in_use().engines, 2U);
+  EXPECT_EQ(handle.stats().lane_operations, 4U);
+  EXPECT_EQ(handle.stats().fallbacks, 1U);
+}
+
+TEST_F(ProcessShareOfHandle, without_a_thread_for_the_keeper_workers_move_small_operations) {
+  ProcessLimits limits({.threads = 1, .engines = 100, .slot_bytes = 100 * MiB});
+  Handle handle = handle_within(limits);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(read(handle), "");
+  EXPECT_EQ(limits.in_use().threads, 1U);
+  EXPECT_EQ(limits.in_use().engines, 1U);
+  EXPECT_EQ(handle.stats().lane_operations, 0U);
+  EXPECT_EQ(handle.stats().fallbacks, 1U);
+}
+
+TEST_F(ProcessShareOfHandle, without_slots_of_its_own_a_lane_leaves_it_to_the_workers) {
+  ProcessLimits limits({.threads = 100, .engines = 100, .slot_bytes = 0});
+  Handle handle = handle_within(limits);
+  ASSERT_EQ(read(handle), "");
+  const ProcessNeeds before = limits.in_use();  // the least that a worker needs
+  ASSERT_EQ(read(handle, 1), "");
+  EXPECT_EQ(limits.in_use(), before);
+  EXPECT_EQ(handle.stats().lane_operations, 1U) << "in place";
+}
+
+TEST_F(ProcessShareOfHandle, inline_slots_count_and_fall_back_to_workers) {
+  const auto read_now = [this](Handle& handle) {
+    const PinnedBuffer memory(bytes + 1);
+    const auto odd = memory.bytes().last(bytes);
+    handle.read_now(odd, *file, 0);
+    return support::pattern_fault(odd, 0, 1);
+  };
+  ProcessLimits enough({.threads = 100, .engines = 100, .slot_bytes = 100 * MiB});
+  Handle with = handle_within(enough);
+  ASSERT_EQ(read_now(with), "");
+  EXPECT_GT(enough.in_use().slot_bytes, 0U);
+  EXPECT_EQ(with.stats().inline_operations, 1U);
+
+  ProcessLimits none({.threads = 100, .engines = 100, .slot_bytes = 0});
+  Handle without = handle_within(none);
+  ASSERT_EQ(read_now(without), "");
+  EXPECT_EQ(without.stats().inline_operations, 0U);
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ void Transfer::count_blocks() {
     leg.run = i - 1;  // in the end, the leg's first
     leg.unclaimed += run.plan.block_count();
     blocks += run.plan.block_count();
-    asked_bytes_ += run.plan.bytes() - run.plan.gap_bytes();
+    asked_bytes_ += run.plan.kept_bytes();
   }
   unfinished_.store(blocks, std::memory_order_relaxed);
   if (!runs.empty()) {
@@ -228,13 +228,23 @@ void Transfer::settle_growths() noexcept {
   growths.clear();
 }
 
+// Bytes that are wrong are an error, even if a cancellation came after the last of them.
+void Transfer::hear_witness(bool all_moved, bool all_done) noexcept {
+  const std::shared_ptr<Witness> heard = std::move(witness);
+  if (!all_moved) return;
+  const std::optional<Error> wrong = heard->verdict();
+  if (!wrong) return;
+  const std::lock_guard lock(mutex_);
+  if (error_ && !(all_done && error_->code() == ECANCELED)) return;
+  error_ = std::make_unique<const Error>(*wrong);
+}
+
 void Transfer::complete() noexcept {
   settle_growths();
   // A cancellation that came after the last byte has changed nothing.
   const bool all_moved = bytes() == asked_bytes_;
   const bool all_done = !syncing() && steps.empty() && asked_bytes_ > 0 && all_moved;
-  const std::optional<Error> verdict =
-      witness != nullptr && all_moved ? witness->verdict() : std::nullopt;
+  if (witness != nullptr) hear_witness(all_moved, all_done);
   // Closes files and lets go of memory before anyone sees the end, and outside the lock: letting go
   // of memory may call back.
   runs.clear();
@@ -242,11 +252,9 @@ void Transfer::complete() noexcept {
   pieces.clear();
   regions.clear();
   if (!fences.empty()) fences.clear();
-  witness.reset();
 
   std::unique_lock lock(mutex_);
   if (all_done && error_ && error_->code() == ECANCELED) error_.reset();
-  if (verdict && !error_) error_ = std::make_unique<const Error>(*verdict);
   ending_ = true;
   if (!attendants_.empty()) {
     std::vector<std::function<void(Outcome)>> attendants = std::move(attendants_);
@@ -284,7 +292,7 @@ void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
                             .end = finished_,
                             .error = error_.get()});
   done_.store(true, std::memory_order_release);
-  ended_.notify_all();
+  if (waiters_ > 0) ended_.notify_all();
   if (listeners_.empty()) {
     lock.unlock();
     return;
@@ -353,11 +361,14 @@ bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   }
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return done(); };
-  if (!deadline) {
+  ++waiters_;
+  if (deadline) {
+    ended_.wait_until(lock, *deadline, ended);
+  } else {
     ended_.wait(lock, ended);
-    return true;
   }
-  return ended_.wait_until(lock, *deadline, ended);
+  --waiters_;
+  return done();
 }
 
 void Transfer::cancel(const char* why) noexcept {

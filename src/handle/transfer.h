@@ -200,6 +200,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Throws Error (ECHILD) in a forked child: there an operation of the parent never ends.
   void check_process() const;
   void settle_growths() noexcept;
+  void hear_witness(bool all_moved, bool all_done) noexcept;
   // With the lock held; lets go of it if it reports done.
   void release(std::unique_lock<std::mutex>& lock) noexcept;
   // Final once ending_ is set.
@@ -231,17 +232,18 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   bool directories_found_ = false;  // used by prepare_steps() alone
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
-  bool ending_ = false;  // the outcome is final; mutex_ guards this and what follows
-  unsigned holds_ = 1;   // complete() has one itself
+  mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
+  bool given_up_ = false;  // error_, if any, says so; mutex_ guards this and what follows
+  bool ending_ = false;    // the outcome is final
+  unsigned holds_ = 1;     // complete() has one itself
+  unsigned waiters_ = 0;   // for ended_
   mutable std::mutex mutex_;
   // In a union, so that a forked child need not destroy it: that would wait for the parent's
   // threads.
   union {
     std::condition_variable ended_{};  // NOLINT(readability-identifier-naming): a private member
   };
-  std::unique_ptr<const Error> error_;     // kept small: few operations fail
-  bool given_up_ = false;                  // error_, if any, says so
-  mutable std::atomic<bool> seen_{false};  // somebody has asked how it ended
+  std::unique_ptr<const Error> error_;  // kept small: few operations fail
   std::vector<std::function<void(Outcome)>> attendants_;
   std::vector<std::function<void()>> listeners_;
   const Clock::time_point queued_;

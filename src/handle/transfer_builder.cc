@@ -77,10 +77,10 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
   };
   const MoverOptions& mover =
       cut.way == Way::lane ? crew.options().lane_mover : crew.options().mover;
+  const std::size_t usual = block_bytes(files::Pages::usual);
   Limits limits{
-      .block_bytes = block_bytes(pages),
-      .slot_block_bytes = align_down(
-          std::min(block_bytes(files::Pages::usual), mover.slot_block_bytes), granularity)};
+      .block_bytes = pages == files::Pages::usual ? usual : block_bytes(pages),
+      .slot_block_bytes = align_down(std::min(usual, mover.slot_block_bytes), granularity)};
   if (cut.part_count == 1 && first.gpu < 0 && cuts_small_transfers(cut.options)) {
     limits.slot_block_bytes = std::min(limits.slot_block_bytes, quarter_of(first));
     if (cut.caller == Caller::waits && first.bytes <= cut_bytes_max) {
@@ -126,16 +126,14 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   }
   const bool fresh = transfer.direction() == Direction::read && region == nullptr &&
                      pieces.size() == 1 && first.gpu < 0 && is_fresh(pieces.front(), crew.system());
-  Run& run = transfer.runs.emplace_back(
-      Run{.plan = Plan(transfer.direction(), first.offset, pieces, rules, limits),
-          .file = first.file,
-          .leg = first.leg,
-          .direct_fd = file.direct_fd(),
-          .alignment = static_cast<std::uint32_t>(file.offset_alignment()),
-          .region = std::move(region),
-          .fresh = fresh,
-          .gpu = first.gpu,
-          .gpu_file = std::move(gpu_file)});
+  Run& run =
+      transfer.runs.emplace_back(Plan(transfer.direction(), first.offset, pieces, rules, limits),
+                                 first.file, first.leg, file.direct_fd());
+  run.alignment = static_cast<std::uint32_t>(file.offset_alignment());
+  run.region = std::move(region);
+  run.fresh = fresh;
+  run.gpu = first.gpu;
+  run.gpu_file = std::move(gpu_file);
   if (run.plan.needs_buffered_descriptor()) {
     Result<int> fd = file.buffered_fd();
     if (!fd.ok()) return fd.error();
@@ -275,17 +273,14 @@ void begin_growth(Transfer& transfer) {
 }
 
 std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb, const Crews& crews) {
-  const Crew& first = *crews.front();
-  auto transfer = std::make_shared<Transfer>(direction, verb, first.ledger());
+  auto transfer = std::make_shared<Transfer>(direction, verb, crews.front()->ledger());
   transfer->legs.reserve(crews.size());
-  for (const auto& crew : crews) {
+  for (Crew* crew : crews) {
     Leg& leg = transfer->legs.emplace_back();
-    leg.owner = crew;
-    leg.crew = crew.get();
+    leg.owner = crew->weak_from_this();
+    leg.crew = crew;
     leg.transfer = transfer.get();
   }
-  transfer->engine_name = to_string(first.options().engine);
-  transfer->engine_reason = first.engine_reason();
   return transfer;
 }
 
@@ -348,13 +343,13 @@ Result<Fences> fences_for(std::span<const Part> parts) {
 }
 
 Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<Part> parts,
-                                                 Fences fences, Durability durability,
+                                                 Fences&& fences, Durability durability,
                                                  const HandleOptions& options, const Crews& crews,
                                                  Way way, Caller caller,
-                                                 std::shared_ptr<Witness> witness) {
+                                                 const std::shared_ptr<Witness>& witness) {
   auto transfer = new_transfer(direction, verb_of(direction), crews);
-  transfer->witness = std::move(witness);
-  transfer->fences = std::move(fences);
+  if (witness != nullptr) transfer->witness = witness;
+  if (!fences.empty()) transfer->fences = std::move(fences);
   const Cut cut{options, way, caller, parts.size()};
   if (Status added = add_runs(*transfer, parts, cut, crews); !added.ok()) return added.error();
   for (std::size_t i = 0; i < parts.size() && durability != Durability::none; ++i) {
@@ -368,9 +363,9 @@ Result<std::shared_ptr<Transfer>> build_transfer(Direction direction, std::span<
 }
 
 std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
-                                     Durability durability, const std::shared_ptr<Crew>& crew) {
+                                     Durability durability, Crew& crew) {
   Crews crews;
-  crews.push_back(crew);
+  crews.push_back(&crew);
   auto transfer = new_transfer(Direction::write, "sync", crews);
   if (durability != Durability::none) add_step(*transfer, file, 0, durability);
   transfer->count_blocks();

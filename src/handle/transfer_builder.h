@@ -35,20 +35,20 @@ using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
 // all the same.
 enum class Way : std::uint8_t { queue, lane };
 
-using Crews = OneOrMany<std::shared_ptr<Crew>>;
+// The caller keeps them.
+using Crews = OneOrMany<Crew*>;
 
 // Builds the transfer of all `parts`, each by the crew of its leg. Reorders the parts. Opens second
 // descriptors and makes files longer if the transfer needs it; refuses writes that overlap each
 // other.
 [[nodiscard]] Result<std::shared_ptr<Transfer>> build_transfer(
-    Direction direction, std::span<Part> parts, Fences fences, Durability durability,
+    Direction direction, std::span<Part> parts, Fences&& fences, Durability durability,
     const HandleOptions& options, const Crews& crews, Way way, Caller caller,
-    std::shared_ptr<Witness> witness = nullptr);
+    const std::shared_ptr<Witness>& witness);
 
 // Builds a transfer that moves nothing and makes `file` durable.
 [[nodiscard]] std::shared_ptr<Transfer> build_sync(const std::shared_ptr<files::OpenFile>& file,
-                                                   Durability durability,
-                                                   const std::shared_ptr<Crew>& crew);
+                                                   Durability durability, Crew& crew);
 
 // Builds a transfer that has nothing to do.
 [[nodiscard]] std::shared_ptr<Transfer> build_empty(Direction direction,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -25,5 +26,8 @@ class Witness {
   // Called once, after the last byte and before anybody sees the end. An error fails the operation.
   [[nodiscard]] virtual std::optional<Error> verdict() noexcept = 0;
 };
+
+// For operations that nobody watches.
+inline const std::shared_ptr<Witness> no_witness;
 
 }  // namespace tensorferry::handle

@@ -1,6 +1,7 @@
 // Page-locked memory: its size and pages, who knows it, and its end.
 #include "tensorferry/pinned_buffer.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -153,6 +154,60 @@ TEST(PinnedBuffer, large_memory_is_made_of_huge_pages_or_says_why_not) {
     EXPECT_NE(flags.find(" hg"), std::string::npos) << "the kernel was not asked for them";
   }
   EXPECT_NE(PinnedBuffer(MiB).huge_page_reason(), "") << "smaller than a huge page";
+}
+
+// Whether each page of the memory is in RAM right after the one before; nullopt if the kernel does
+// not show this process where pages are.
+std::optional<bool> is_one_piece_of_ram(std::span<const std::byte> bytes) {
+  const auto first_page = reinterpret_cast<std::uintptr_t>(bytes.data()) / page_bytes();
+  std::vector<std::uint64_t> entries(bytes.size() / page_bytes());
+  const std::size_t entries_bytes = entries.size() * sizeof(std::uint64_t);
+  const int pagemap = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  const ssize_t read = ::pread(pagemap, entries.data(), entries_bytes,
+                               static_cast<off_t>(first_page * sizeof(std::uint64_t)));
+  ::close(pagemap);
+  constexpr std::uint64_t frame = (std::uint64_t{1} << 55) - 1;
+  if (read != static_cast<ssize_t>(entries_bytes) || (entries.front() & frame) == 0) {
+    return std::nullopt;
+  }
+  const auto not_next = [](std::uint64_t a, std::uint64_t b) {
+    return (a & frame) + 1 != (b & frame);
+  };
+  return std::ranges::adjacent_find(entries, not_next) == entries.end();
+}
+
+TEST(PinnedBuffer, half_a_megabyte_is_one_piece_of_ram) {
+  const PinnedBuffer large(2 * MiB);
+  if (!large.huge_page_reason().empty()) GTEST_SKIP() << large.huge_page_reason();
+  for (const std::size_t bytes : {256 * KiB, 512 * KiB, MiB, 2 * MiB - page_bytes()}) {
+    const PinnedBuffer buffer(bytes);
+    const std::optional<bool> one_piece = is_one_piece_of_ram(buffer.bytes());
+    if (!one_piece) GTEST_SKIP() << "the kernel does not show where pages are";
+    EXPECT_TRUE(*one_piece) << bytes;
+  }
+}
+
+TEST(PinnedBuffer, of_less_than_a_huge_page_shares_one_with_others) {
+  const auto result = support::run_in_child([]() -> std::string {
+    const PinnedBuffer first(512 * KiB);
+    auto second = std::make_unique<PinnedBuffer>(512 * KiB);
+    const PinnedBuffer third(512 * KiB);
+    if (second->data() != first.data() + 512 * KiB) return "the second lies elsewhere";
+    if (third.data() != second->data() + 512 * KiB) return "the third lies elsewhere";
+    std::ranges::fill(first.bytes(), std::byte{1});
+    std::ranges::fill(third.bytes(), std::byte{3});
+    second.reset();
+    if (first.bytes().back() != std::byte{1} || third.bytes().front() != std::byte{3}) {
+      return "the end of one touched its neighbours";
+    }
+    // The child has not got the rest of the page and must take another.
+    const auto child = support::run_in_child([]() -> std::string {
+      const PinnedBuffer own(512 * KiB);
+      return is_zero(own.bytes()) ? "" : "it is not zeroed";
+    });
+    return child.passed() ? "" : "in a child it does not work";
+  });
+  EXPECT_TRUE(result.passed()) << result;
 }
 
 TEST(PinnedBuffer, is_locked_or_says_why_not) {

@@ -24,6 +24,12 @@ struct Listed {
   KnownToCuda cuda = KnownToCuda::yes;
 };
 
+// What no region has taken yet of the huge page that small regions share.
+struct Rest {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 struct Registry {
   std::mutex mutex;
   std::map<const std::byte*, Listed> listed;
@@ -32,6 +38,8 @@ struct Registry {
   std::vector<const std::function<void()>*> listeners;
   std::atomic<std::uint64_t> ended{0};
   std::atomic<std::uint64_t> next_id{1};
+  std::mutex rest_mutex;
+  Rest rest;
 };
 
 // Never destroyed: threads may release regions after main() has returned.
@@ -45,17 +53,58 @@ Registry& registry() {
     [] {
       registry().listeners_mutex.lock();
       registry().mutex.lock();
+      registry().rest_mutex.lock();
     },
     [] {
+      registry().rest_mutex.unlock();
       registry().mutex.unlock();
       registry().listeners_mutex.unlock();
     },
     [] {
-      registry().listed.clear();  // regions and listeners are the parent's
+      registry().listed.clear();  // regions, listeners and the rest are the parent's
       registry().listeners.clear();
+      registry().rest = {};
+      registry().rest_mutex.unlock();
       registry().mutex.unlock();
       registry().listeners_mutex.unlock();
     });
+
+// Regions from this size up, if smaller than a huge page, share one.
+constexpr std::size_t shared_page_bytes_min = 256 * KiB;
+
+// Maps memory that begins at a multiple of a huge page's size. nullptr: no memory.
+std::byte* map_aligned(std::size_t bytes, os::System& system) {
+  const std::size_t slack = huge_page_bytes - page_bytes();
+  std::byte* const mapped = system.map(bytes + slack);
+  if (mapped == nullptr) return nullptr;
+  // Cuts off both ends.
+  const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::size_t before = align_up(address, huge_page_bytes) - address;
+  if (before > 0) system.unmap(mapped, before);
+  if (slack > before) system.unmap(mapped + before + bytes, slack - before);
+  return mapped + before;
+}
+
+// Takes memory from the huge page that small regions share, or from a new one. A request of
+// scattered small pages has a segment for each, and a drive may take twice as long for it. Each
+// region is unmapped alone. nullptr: no memory.
+std::byte* take_of_huge_page(std::size_t bytes, os::System& system) {
+  const std::lock_guard lock(registry().rest_mutex);
+  Rest& rest = registry().rest;
+  if (rest.bytes < bytes) {
+    std::byte* const page = map_aligned(huge_page_bytes, system);
+    if (page == nullptr) return nullptr;
+    if (rest.bytes > 0) system.unmap(rest.data, rest.bytes);
+    rest = {page, huge_page_bytes};
+    system.advise(page, huge_page_bytes, MADV_DONTFORK);
+    system.advise(page, huge_page_bytes, MADV_HUGEPAGE);
+    // Makes all of it, if the kernel has a huge page: those who take parts only lock them.
+    system.advise(page, page_bytes(), MADV_POPULATE_WRITE);
+  }
+  std::byte* const taken = rest.data;
+  rest = {taken + bytes, rest.bytes - bytes};
+  return taken;
+}
 
 std::string why_not_locked(int code, std::size_t bytes) {
   std::string reason = "mlock of " + std::to_string(bytes) + " bytes: ";
@@ -91,18 +140,12 @@ Result<std::shared_ptr<Region>> Region::create(std::size_t bytes, os::System& sy
   if (bytes > (std::size_t{1} << 62)) return no_memory();
   const std::size_t mapped_bytes = align_up(std::max<std::size_t>(bytes, 1), page_bytes());
 
-  // A huge page begins at a multiple of its size: map more than needed and cut off both ends.
-  const std::size_t slack = mapped_bytes >= huge_page_bytes ? huge_page_bytes - page_bytes() : 0;
-  std::byte* mapped = system.map(mapped_bytes + slack);
-  if (mapped == nullptr) return no_memory();
-  std::byte* data = mapped;
-  if (slack > 0) {
-    const auto address = reinterpret_cast<std::uintptr_t>(mapped);
-    const std::size_t before = align_up(address, huge_page_bytes) - address;
-    data = mapped + before;
-    if (before > 0) system.unmap(mapped, before);
-    if (slack > before) system.unmap(data + mapped_bytes, slack - before);
-  }
+  const bool huge = mapped_bytes >= huge_page_bytes;
+  const bool shares = !huge && mapped_bytes >= shared_page_bytes_min && numa_node < 0;
+  std::byte* const data = huge     ? map_aligned(mapped_bytes, system)
+                          : shares ? take_of_huge_page(mapped_bytes, system)
+                                   : system.map(mapped_bytes);
+  if (data == nullptr) return no_memory();
   std::shared_ptr<Region> region(new Region(data, bytes, mapped_bytes, system));
   region->numa_reason_ = os::prefer_node(system, numa_node, region->mapped());
   region->populate();
@@ -217,9 +260,10 @@ std::shared_ptr<Region> find_region(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return nullptr;
   // Outlives the lock: if it is the last reference, its end takes other locks.
   std::shared_ptr<Region> region;
-  const std::lock_guard lock(registry().mutex);
-  auto after = registry().listed.upper_bound(bytes.data());
-  if (after == registry().listed.begin()) return nullptr;
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto after = all.listed.upper_bound(bytes.data());
+  if (after == all.listed.begin()) return nullptr;
   region = std::prev(after)->second.region.lock();
   return region != nullptr && region->holds(bytes) ? region : nullptr;
 }

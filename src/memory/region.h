@@ -24,7 +24,8 @@ namespace tensorferry::memory {
 // unmaps it, on any thread. Children of fork() do not get the memory; its addresses stay reserved.
 class Region {
  public:
-  // Maps whole pages (huge ones if possible), zeroed, and locks them. Over the memlock limit the
+  // Maps whole pages (huge ones if possible), zeroed, and locks them. Regions of 256 KiB and more
+  // that are smaller than a huge page lie side by side in one. Over the memlock limit the
   // memory works unlocked, and lock_reason() says so. The pages come from the NUMA node `numa_node`
   // as long as it has some; from any if it is -1 or does not exist. Fails only with ENOMEM.
   [[nodiscard]] static Result<std::shared_ptr<Region>> create(std::size_t bytes, os::System& system,

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import scipy.stats
 from conftest import PROGRAM
+from loop_mount import unmount
 from test_results import validate
 
 SMALL = ("--sizes", "64K", "1M", "--iterations", "20", "--threads", "2")
@@ -171,7 +172,7 @@ def test_what_cannot_be_cold_is_not_called_so(ferry, tmp_path):
         reads = [one for one in results["series"] if one["direction"] == "read"]
         assert not any(one["cold"]["cold"] for one in reads) and "NOT cold" in said
     finally:
-        subprocess.run(["umount", place], check=True)
+        unmount(place)
 
 
 def test_other_files_stay_as_they_were(ferry):
@@ -237,7 +238,7 @@ def test_too_little_space_is_said_before_the_start(ferry, tmp_path):
         done = ferry("bench", "--sizes", "4K", "--iterations", "1", "--nvme-path", place, code=1)
         assert "read-only" in done.stderr
     finally:
-        subprocess.run(["umount", place], check=True)
+        unmount(place)
 
 
 def wait_until(condition, seconds=60):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROGRAM
+from loop_mount import unmount
 
 QUICK = ("--sizes", "4K", "--iterations", "3", "--threads", "1")
 ONE_POINT = json.dumps({"queue_depth": [4]})
@@ -194,7 +195,7 @@ def test_two_directories_on_one_file_system_need_room_for_both(ferry, drive, tmp
         )
         assert "ENOSPC" in done.stderr and "tensorferry point" not in done.stdout
     finally:
-        subprocess.run(["umount", place], check=True)
+        unmount(place)
 
 
 def wait_until(true):

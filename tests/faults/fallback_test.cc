@@ -13,7 +13,7 @@
 #include "support/sanitizers.h"
 #include "support/seccomp.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::fallback {
 namespace {
 
 using support::Call;
@@ -434,4 +434,4 @@ TEST_P(Alignment, a_block_device_is_a_file_like_any_other) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::fallback

@@ -12,7 +12,7 @@
 #include "rig.h"
 #include "support/loop_device.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::file_systems {
 namespace {
 
 using support::LoopDevice;
@@ -234,4 +234,4 @@ TEST_P(FileSystems, writing_part_of_a_file_changes_nothing_else_while_another_pr
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::file_systems

@@ -22,7 +22,7 @@
 #include "swap/space.h"
 #include "tensorferry/swap_space.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::forwarding {
 namespace {
 
 using handle::Gate;
@@ -195,4 +195,4 @@ TEST_F(Forwarding, cancelling_a_write_does_not_wait_for_its_reader) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::forwarding

@@ -10,7 +10,7 @@
 #include "rig.h"
 #include "support/loop_device.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::io_errors {
 namespace {
 
 using engines::Request;
@@ -352,4 +352,4 @@ TEST_P(IoErrors, a_drive_that_dies_fails_every_write_and_sync_and_the_handle_liv
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::io_errors

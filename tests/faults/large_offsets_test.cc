@@ -7,7 +7,7 @@
 
 #include "rig.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::large_offsets {
 namespace {
 
 using engines::Request;
@@ -208,4 +208,4 @@ TEST_P(LargeOffsets, offsets_that_no_file_can_have_are_refused_at_once) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::large_offsets

@@ -12,7 +12,7 @@
 #include "support/child.h"
 #include "support/loop_device.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::no_space {
 namespace {
 
 using support::LoopDevice;
@@ -207,4 +207,4 @@ TEST_P(NoSpace, a_file_size_limit_is_an_error_and_the_process_lives) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::no_space

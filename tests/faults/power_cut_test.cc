@@ -10,7 +10,7 @@
 #include "rig.h"
 #include "support/loop_device.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::power_cut {
 namespace {
 
 using support::LoopDevice;
@@ -184,4 +184,4 @@ TEST_P(PowerCuts, no_inline_write_acknowledged_with_durability_is_lost) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::power_cut

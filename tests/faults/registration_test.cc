@@ -15,7 +15,7 @@
 #include "support/hang_limit.h"
 #include "support/seccomp.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::registration {
 namespace {
 
 using support::run_in_child;
@@ -195,4 +195,4 @@ TEST_F(Registration, without_sharing_in_the_kernel_each_ring_registers_what_the_
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::registration

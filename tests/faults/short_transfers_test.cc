@@ -4,7 +4,7 @@
 
 #include "rig.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::short_transfers {
 namespace {
 
 using engines::Request;
@@ -217,4 +217,4 @@ TEST_P(ShortTransfers, a_write_that_never_moves_a_byte_is_an_error) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::short_transfers

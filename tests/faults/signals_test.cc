@@ -9,7 +9,7 @@
 
 #include "rig.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::signals {
 namespace {
 
 using support::Call;
@@ -163,4 +163,4 @@ TEST_P(Signals, the_threads_of_a_handle_take_no_signals) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::signals

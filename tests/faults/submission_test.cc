@@ -4,7 +4,7 @@
 
 #include "rig.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::submission {
 namespace {
 
 using engines::Request;
@@ -157,4 +157,4 @@ TEST_P(Submission, eagain_and_eintr_completions_are_retried_with_a_bound) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::submission

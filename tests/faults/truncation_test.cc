@@ -9,7 +9,7 @@
 
 #include "rig.h"
 
-namespace tensorferry::faults {
+namespace tensorferry::faults::truncation {
 namespace {
 
 using support::pattern;
@@ -163,4 +163,4 @@ TEST_P(Truncation, a_write_after_a_cut_extends_the_file_again) {
 }
 
 }  // namespace
-}  // namespace tensorferry::faults
+}  // namespace tensorferry::faults::truncation

@@ -22,6 +22,7 @@ from benchmarks.report import (
     page,  # noqa: E402
     publish,  # noqa: E402
     results,  # noqa: E402
+    scale,  # noqa: E402
 )
 from benchmarks.rows import (
     bench,  # noqa: E402
@@ -419,6 +420,39 @@ def test_the_page_shows_the_run_that_is_kept():
     assert not publish.not_to_be_shown(run)
     shown = publish.PAGE.read_text()
     assert publish.with_results(shown, run) == shown
+
+
+def test_the_page_about_many_drives_is_computed_from_the_run_that_is_kept():
+    run = json.loads(publish.RESULTS.read_text())
+    shown = scale.PAGE.read_text()
+    assert scale.with_results(shown, run) == shown
+    assert (
+        scale.with_results(shown.replace("\n| 16 of 14 GB/s |", "\n| 17 of 14 GB/s |"), run)
+        == shown
+    )
+    with pytest.raises(SystemExit, match="no table"):
+        scale.with_results("no table", run)
+    with pytest.raises(SystemExit, match="no row"):
+        scale.with_results(shown, run | {"rows": []})
+
+
+def test_many_drives_need_cores_in_proportion_and_a_worker_each():
+    def row(name, value):
+        return {"name": name, "pairs": [[value, 1.0]] * 3}
+
+    costs = scale.Costs(
+        {
+            "rows": [
+                row(scale.READ_ROW, 10.0),  # ms/GB
+                row(scale.WRITE_ROW, 20.0),
+                row(scale.COPY_ROW, 10.0),  # GB/s
+                row(scale.SMALL_ROW, 0.4096),
+            ]
+        }
+    )
+    assert scale.in_place_line(costs, 4, 10) == ["0.4", "0.8", "40 GB/s", "4"]
+    assert scale.slot_line(costs, 4, 10) == ["4.4", "4.8", "40 to 120 GB/s", "8"]
+    assert scale.small_line(costs, 1, 4.096) == ["1.0 million", "10", "10"]
 
 
 def test_the_first_table_and_its_picture_show_the_run_that_is_kept():

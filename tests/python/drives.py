@@ -8,7 +8,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from loop_mount import loop_mount
+from loop_mount import loop_mount, unmount
 
 __all__ = [
     "FailingDrive",
@@ -31,7 +31,7 @@ def memory_mount(place, size):
     try:
         yield point
     finally:
-        subprocess.run(["umount", point], check=True)
+        unmount(point)
 
 
 class FailingDrive:

@@ -67,7 +67,7 @@ def start(module):
 
 def main():
     mode, place = sys.argv[1:3]
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two of these programs run beside each other
     with torch.device("meta"):
         model = Gpt()
     weights = None

@@ -6,6 +6,7 @@ import os
 import pytest
 import tensorferry
 import torch
+from loop_mount import unmount
 from tensorferry import Handle, InvalidArgument, aio_handle, aio_read, aio_write
 
 
@@ -271,7 +272,7 @@ def test_a_full_disk_is_an_error_with_the_path(tmp_path):
             mount / "data.bin",
         )
     finally:
-        os.system(f"umount {mount}")
+        unmount(mount)
 
 
 def test_an_error_reads_well(tensor, tmp_path):

@@ -18,7 +18,7 @@ def run(tmp_path, name, *options):
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     left = [path for path in tmp_path.rglob("*") if path.is_file()]

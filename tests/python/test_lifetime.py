@@ -16,9 +16,10 @@ MiB = 1 << 20
 SLOW = dict(queue_depth=1, block_bytes=4096, workers=1)
 
 
-@pytest.fixture
-def big(tmp_path):
-    path = tmp_path / "big.bin"
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """A file that all tests read and none writes."""
+    path = tmp_path_factory.mktemp("big") / "big.bin"
     with open(path, "wb") as file:
         for _ in range(64):
             file.write(os.urandom(MiB))

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch.utils import cpp_extension
 
@@ -63,6 +64,26 @@ int main(int, char** argv) {
       if (error.code() != EINVAL || error.hint().empty()) return 10;
     }
   }
+
+  // Named tensors
+  const std::string model = std::string(argv[1]) + "/model.safetensors";
+  std::map<std::string, torch::Tensor> tensors{
+      {"weight", state}, {"bias", torch::randn({7}, torch::kDouble)},
+      {"steps", torch::tensor(3)}, {"none", torch::empty({0, 2})}};
+  tensorferry::save_tensors(handle, model, tensors, {.metadata = {{{"format", "pt"}}}});
+  const auto loaded =
+      tensorferry::load_tensors(handle, model, torch::kCPU, tensorferry::Verify::required);
+  if (loaded.size() != tensors.size()) return 11;
+  for (const auto& [name, tensor] : tensors) {
+    if (!torch::equal(loaded.at(name), tensor)) return 12;
+    if (loaded.at(name).scalar_type() != tensor.scalar_type()) return 13;
+  }
+  try {
+    tensorferry::save_tensors(handle, model, {{"z", torch::zeros({2}, torch::kComplexDouble)}});
+    return 14;
+  } catch (const tensorferry::Error& error) {
+    if (error.code() != EINVAL) return 15;
+  }
   return 0;
 }
 """
@@ -101,3 +122,10 @@ def test_the_published_example_compiles_and_runs(tmp_path):
     done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
     assert done.stdout.count("Elapsed time(usec): aio = ") == 2
+    saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {name: list(tensor.shape) for name, tensor in saved.items()} == {
+        "weight": [3, 1001],
+        "bias": [7],
+        "steps": [],
+        "none": [0, 2],
+    }

@@ -3,9 +3,26 @@
 import os
 import shutil
 import subprocess
+import time
 from contextlib import contextmanager
 
 import pytest
+
+UNMOUNT_ATTEMPTS = 600
+UNMOUNT_PAUSE_SECONDS = 0.05
+
+
+def unmount(point):
+    """Unmounts a file system. The kernel lets go of the files of a ring that has ended a moment
+    later: until then the mount is busy."""
+    for _ in range(UNMOUNT_ATTEMPTS):
+        done = subprocess.run(["umount", point], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if "busy" not in done.stderr:
+            break
+        time.sleep(UNMOUNT_PAUSE_SECONDS)
+    raise AssertionError(f"umount {point}: {done.stderr}")
 
 
 @contextmanager
@@ -22,4 +39,4 @@ def loop_mount(place, kind="ext4", size="4G", options="loop"):
     try:
         yield point
     finally:
-        subprocess.run(["umount", point], check=True)
+        unmount(point)

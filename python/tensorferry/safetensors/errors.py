@@ -46,7 +46,7 @@ _HEADER_WORDS = [
     ),
     (r"data_offsets \S+ have \d+ bytes where", WRONG_SIZE),
     (r"does not end on a byte", PACKED_MISFIT),
-    (r"more elements than 64 bits can count", SIZE_OVERFLOW),
+    (r"more \w+ than 64 bits can count", SIZE_OVERFLOW),
 ]
 
 
