@@ -18,7 +18,7 @@ def _enable(package: str) -> None:
     importlib.import_module(f"tensorferry.{package}").enable()
 
 
-if not privileged():
-    for _package in ("deepspeed", "safetensors"):
-        if os.environ.get(f"TENSORFERRY_{_package.upper()}", "0") not in ("", "0"):
-            ImportWatch(_package, functools.partial(_enable, _package))
+for _package in ("deepspeed", "safetensors"):
+    _value = "" if privileged() else os.environ.get(f"TENSORFERRY_{_package.upper()}", "")
+    if _value not in ("", "0"):
+        ImportWatch(_package, functools.partial(_enable, _package))
