@@ -22,8 +22,10 @@ source_suffix = {".md": "markdown"}
 nitpicky = True
 # Names from elsewhere: there is no network to look them up in.
 nitpick_ignore_regex = [
-    ("py:.*", r"(argparse|os|torch|collections|typing)\..*|Literal|Iterable|Callable|Generator"),
+    ("py:.*", r"(argparse|numpy|os|torch|collections|typing)\..*"),
+    ("py:.*", "Literal|Iterable|Callable|Generator"),
     ("py:class", "Model"),  # any torch.nn.Module
+    ("py:class", "Progress"),  # True, or a function of (done bytes, total bytes)
     ("cpp:identifier", r"(std|at|torch|Clock)(::.*)?|tensorferry"),
 ]
 

@@ -1,56 +1,24 @@
-"""Python imports this module at its start if TENSORFERRY_DEEPSPEED is set: see
-tensorferry.deepspeed.
+"""Python imports this module at its start if TENSORFERRY_DEEPSPEED or TENSORFERRY_SAFETENSORS is
+set: see tensorferry.deepspeed and tensorferry.safetensors.
 
-It waits until the program imports DeepSpeed, and enables tensorferry in it then.
+It waits until the program imports DeepSpeed or safetensors, and enables tensorferry in it then.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import functools
+import importlib
+import os
 
 from ._core import privileged
-
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    import types
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
+from ._import_watch import ImportWatch
 
 
-class _Watch:
-    """A finder that lets the others find `deepspeed` and enables tensorferry after its import."""
-
-    looking = False
-
-    def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None = None,
-        target: types.ModuleType | None = None,
-    ) -> ModuleSpec | None:
-        if name != "deepspeed" or self.looking:
-            return None
-        self.looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.looking = False
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            run(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            from . import deepspeed
-
-            deepspeed.enable()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def _enable(package: str) -> None:
+    importlib.import_module(f"tensorferry.{package}").enable()
 
 
-if not privileged():
-    sys.meta_path.insert(0, _Watch())
+for _package in ("deepspeed", "safetensors"):
+    _value = "" if privileged() else os.environ.get(f"TENSORFERRY_{_package.upper()}", "")
+    if _value not in ("", "0"):
+        ImportWatch(_package, functools.partial(_enable, _package))

@@ -115,6 +115,33 @@ TEST_F(SafetensorsTest, what_is_saved_is_what_is_read) {
   }
 }
 
+TEST_F(SafetensorsTest, tensors_side_by_side_in_memory_are_read_and_verified_as_alone) {
+  add_mixture();
+  save();
+  const Safetensors file = Safetensors::open(path);
+  const std::uint64_t begin = file.tensors().front().offset;
+  const TensorInfo& last = file.tensors().back();
+  const Memory memory(last.offset + last.bytes - begin, 1);
+  std::vector<TensorRead> reads;
+  for (const TensorInfo& tensor : file.tensors()) {
+    reads.push_back({tensor.name, memory.bytes().subspan(tensor.offset - begin, tensor.bytes)});
+  }
+  const auto requests = handle.stats().requests;
+  file.read(handle, reads, Verify::required).wait();
+  EXPECT_LT(handle.stats().requests - requests, tensors.size()) << "they are one part";
+  for (const Saved& tensor : tensors) {
+    const TensorInfo& info = *file.find(tensor.name);
+    EXPECT_TRUE(std::ranges::equal(memory.bytes().subspan(info.offset - begin, info.bytes),
+                                   tensor.memory.bytes()))
+        << tensor.name;
+  }
+  const TensorInfo& damaged = *file.find("small.7");
+  flip(damaged.offset);
+  const Error error = error_of([&] { file.read(handle, reads, Verify::required).wait(); });
+  EXPECT_EQ(error.code(), EBADMSG);
+  EXPECT_NE(error.hint().find("'small.7'"), std::string::npos) << error.hint();
+}
+
 TEST_F(SafetensorsTest, no_tensors_and_no_metadata_are_fine) {
   save({.checksums = false});
   EXPECT_EQ(Safetensors::open(path).metadata(), std::nullopt);

@@ -151,8 +151,9 @@ void Mover::loaded(std::uint32_t index) {
 // The first touch of fresh memory costs more than the read itself: a page fault for every 4 KiB.
 // Making huge pages just ahead of the read is several times cheaper, and uses no more memory: the
 // read fills the whole range. MADV_COLLAPSE leaves no advice on memory that is the caller's, unlike
-// MADV_HUGEPAGE; it wants one small page to be there. Before Linux 6.1, or if no huge page is to be
-// had, the kernel makes small ones as the request or the copy needs them.
+// MADV_HUGEPAGE; it wants one small page to be there, and not the zero page, which Linux 6.18
+// refuses. Before Linux 6.1, or if no huge page is to be had, the kernel makes small ones as the
+// request or the copy needs them.
 bool Mover::make_pages(const Run& run, const Block& block) {
   if (!run.fresh || !collapses_) return false;
   const std::span<std::byte> all = run.plan.single_piece();
@@ -169,7 +170,7 @@ bool Mover::make_pages(const Run& run, const Block& block) {
   } while (!made.compare_exchange_weak(before, wanted));
   const std::uintptr_t from = std::max(before, first);
   for (std::uintptr_t page = from; page < wanted; page += huge_page_bytes) {
-    system_.advise(reinterpret_cast<std::byte*>(page), page_bytes(), MADV_POPULATE_READ);
+    system_.advise(reinterpret_cast<std::byte*>(page), page_bytes(), MADV_POPULATE_WRITE);
   }
   const int collapsed =
       system_.advise(reinterpret_cast<std::byte*>(from), wanted - from, advice_collapse);

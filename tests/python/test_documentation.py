@@ -60,6 +60,17 @@ def test_everything_public_is_explained():
                     assert inspect.getdoc(value), f"{name}.{member}"
 
 
+@pytest.mark.parametrize("name", ["", ".torch", ".numpy"])
+def test_examples_of_safetensors(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("numpy")
+    module = importlib.import_module("tensorferry.safetensors" + name)
+    result = run_examples(module, module.__name__)
+    assert result.attempted > 0 and result.failed == 0
+    for public in module.__all__:
+        assert inspect.getdoc(getattr(module, public)), public
+
+
 @pytest.mark.parametrize("owner", ["checkpoint", "optim", "optim.offload", "offload"])
 def test_examples_with_torch(owner):
     module = importlib.import_module("tensorferry." + owner.split(".")[0])

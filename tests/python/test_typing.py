@@ -21,6 +21,9 @@ PUBLIC = [
     "tensorferry.offload",
     "tensorferry.optim",
     "tensorferry.report",
+    "tensorferry.safetensors",
+    "tensorferry.safetensors.numpy",
+    "tensorferry.safetensors.torch",
     "tensorferry.sweep",
 ]
 
@@ -45,6 +48,7 @@ import tensorferry
 import tensorferry.aio
 import tensorferry.deepspeed
 import tensorferry.report
+import tensorferry.safetensors.torch
 import tensorferry.sweep
 import torch
 
@@ -73,6 +77,15 @@ def deepspeed_names(tensor: torch.Tensor) -> int:
     freed: bool = handle.free_cpu_locked_tensor(locked)
     tensorferry.deepspeed.enable()
     return handle.wait() + tensorferry.aio_read(tensor, Path("layer.bin"), validate=freed)
+
+
+def files(path: Path) -> dict[str, torch.Tensor]:
+    tensorferry.safetensors.torch.save_file({"a": torch.ones(2)}, path, {"b": "c"}, checksums=True)
+    with tensorferry.safetensors.safe_open(path, "pt", verify=True) as file:
+        names: list[str] = file.keys()
+        shape: list[int] = file.get_slice(names[0]).get_shape()
+        print(shape, file.metadata() or {}, file.get_slice("a")[1:])
+    return tensorferry.safetensors.torch.load_file(path, progress=lambda done, total: None)
 
 
 def train(model: torch.nn.Linear) -> None:
@@ -124,6 +137,8 @@ MISTAKES = {
     "tensorferry.initialize(torch.nn.Linear(1, 1), 3)": '"initialize" has incompatible type "int"',
     "tensorferry.offloads": 'Module has no attribute "offloads"',
     "tensorferry.optim.AdamX": 'Module has no attribute "AdamX"',
+    "tensorferry.safetensors.safe_open('a')": 'Missing positional argument "framework"',
+    "tensorferry.safetensors.torch.load_file('a', progress='b')": '"progress" to "load_file"',
     "tensorferry.sweep.Job(3)": 'Argument 1 to "Job" has incompatible type "int"',
 }
 
