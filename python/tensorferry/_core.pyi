@@ -11,6 +11,11 @@ __version__: str
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _File = str | bytes | os.PathLike[str] | os.PathLike[bytes] | "File" | int
 
+def crc32(buffer: object, value: int = 0) -> int:
+    """
+    Returns the CRC-32 of zip archives, of the bytes that gave `value` followed by the buffer.
+    """
+
 class InvalidArgument(OSError, ValueError):
     """
     An argument that tensorferry cannot accept: an OSError with errno EINVAL, and a ValueError.

@@ -36,6 +36,7 @@ FOREIGN_ATTRIBUTES = {
     "_forward_hooks",
     "_parameters",
     "_schema",  # of torch's operators
+    "_untyped_storage",  # of torch.TypedStorage
     "_version",  # of torch.Tensor
 }
 

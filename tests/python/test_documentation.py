@@ -60,7 +60,7 @@ def test_everything_public_is_explained():
                     assert inspect.getdoc(value), f"{name}.{member}"
 
 
-@pytest.mark.parametrize("owner", ["optim", "optim.offload", "offload"])
+@pytest.mark.parametrize("owner", ["checkpoint", "optim", "optim.offload", "offload"])
 def test_examples_with_torch(owner):
     module = importlib.import_module("tensorferry." + owner.split(".")[0])
     result = run_examples(module.offload if "." in owner else module, owner)

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 PUBLIC = [
     "tensorferry",
     "tensorferry.aio",
+    "tensorferry.checkpoint",
     "tensorferry.deepspeed",
     "tensorferry.offload",
     "tensorferry.optim",

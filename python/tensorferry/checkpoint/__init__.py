@@ -1,0 +1,96 @@
+"""Saves and loads torch's own files: crash-safe, checked, by asynchronous direct I/O.
+
+>>> import tensorferry.checkpoint, torch
+>>> model = torch.nn.Linear(64, 64)
+>>> tensorferry.checkpoint.save(model.state_dict(), "model.pt")
+>>> loaded = tensorferry.checkpoint.load("model.pt")
+>>> torch.equal(loaded["weight"], model.weight)
+True
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.serialization import config
+
+from .progress import Progress
+from .torch_layout import NotOurs
+from .torch_reader import MapLocation, load_torch_file
+from .torch_writer import save_torch_file
+
+__all__ = ["load", "save"]
+
+_log = logging.getLogger("tensorferry")
+
+
+def save(
+    obj: object,
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress = None,
+    pickle_module: ModuleType = pickle,
+    pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
+) -> None:
+    """Writes what torch.save(obj, path) writes, byte for byte, and replaces the file as a whole.
+
+    The bytes go to a hidden file in the same folder, which takes the name `path` when all of them
+    are on the drive. Until then the old file stays as it is. If the save fails, is interrupted or
+    killed, the old file is still there; the next save removes what a killed one has left.
+
+    Storages are written from where they are, on any device, with the settings of
+    torch.utils.serialization.config. Do not change tensors meanwhile. `progress=True` prints a bar;
+    a function gets (bytes done, bytes in all), and ends the save if it raises.
+
+    A file-like object goes to torch.save.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        _log.info("save to a %s with torch.save: it is no path", type(path).__name__)
+        torch.save(obj, path, pickle_module, pickle_protocol)
+        return
+    save_torch_file(obj, os.fspath(path), pickle_module, pickle_protocol, progress)
+
+
+def load(
+    path: str | os.PathLike[str],
+    map_location: MapLocation = None,
+    weights_only: bool | None = True,
+    mmap: bool | None = None,
+    *,
+    verify: bool = True,
+    progress: Progress = None,
+    pickle_module: ModuleType | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Returns what torch.load returns, and compares the checksums in the file.
+
+    torch unpickles; every argument that torch.load has means the same here. Storages are read
+    straight to where `map_location` puts them: memory of the CPU that belongs to the tensors, or a
+    GPU of CUDA. With `verify` the checksums in the file are compared: bytes that differ raise an
+    OSError (EBADMSG) with the path, the record and the offset. `progress` is that of save().
+
+    torch.load itself loads what is not a file of torch.save's zip format (file-like objects, older
+    formats, TorchScript, safetensors) and, with mmap=True, maps the file. The log says so.
+    """
+    options: dict[str, Any] = dict(weights_only=weights_only, **pickle_load_args)
+    if pickle_module is not None:
+        options["pickle_module"] = pickle_module
+    if mmap is None:
+        mmap = config.load.mmap
+    try:
+        if not isinstance(path, (str, os.PathLike)):
+            raise NotOurs("it is no path")
+        if mmap:
+            raise NotOurs("it is to be mapped")
+        name = os.fspath(path)
+        if name.endswith(".safetensors"):
+            raise NotOurs("it is a safetensors file")
+        return load_torch_file(name, map_location, verify, progress, **options)
+    except NotOurs as reason:
+        _log.info("load %s with torch.load: %s", path, reason)
+    return torch.load(path, map_location=map_location, mmap=mmap, **options)

@@ -1,0 +1,121 @@
+"""Writes files of torch.save: the bytes of torch's skeleton, with the storages in its holes.
+
+The thread that saves computes the checksums of a window and then starts to write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from .._core import File, PinnedBuffer, crc32
+from ._handle import shared_handle
+from ._new_file import NewFile
+from .progress import Progress, ProgressReport
+from .skeleton import Skeleton, make_skeleton
+from .windows import Part, Piece, UnderWay, as_bytes, cut
+
+# Small, so that a window can stay in the cache from the checksum to the write.
+WINDOW_BYTES = 16 << 20
+# So many are under way at a time: the drive has work while a checksum is computed.
+WINDOWS = 6
+
+
+def save_torch_file(
+    obj: object, path: str, pickle_module: ModuleType, pickle_protocol: int, progress: Progress
+) -> None:
+    """Does what torch.save does, to a new file that replaces `path` when it is on the drive."""
+    with NewFile(path) as new:
+        skeleton = make_skeleton(obj, path, pickle_module, pickle_protocol)
+        report = ProgressReport(progress, "save", skeleton.bytes)
+        for done in _write(new.file, skeleton):
+            report.update(done)
+        new.commit()
+
+
+class _Window(NamedTuple):
+    end: int  # in the file
+    host: torch.Tensor | None  # memory for what comes from other devices
+
+
+def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
+    """Writes the skeleton with its storages, and yields how many bytes are written so far."""
+    handle = shared_handle()
+    checksums = _Checksums(skeleton)
+    hosts: list[torch.Tensor] = []  # that no window uses
+    with UnderWay[_Window]() as under_way:
+
+        def finish_oldest() -> int:
+            window = under_way.finish_oldest()
+            if window.host is not None:
+                hosts.append(window.host)
+            return window.end
+
+        for pieces in cut(_parts(skeleton), WINDOW_BYTES):
+            if len(under_way) == WINDOWS:
+                yield finish_oldest()
+            host = None
+            if any(_elsewhere(piece, skeleton) for piece in pieces):
+                host = hosts.pop() if hosts else _host_memory()
+                pieces = list(_brought(pieces, skeleton, host))
+            checksums.add(pieces)
+            end = pieces[-1].offset + len(pieces[-1].memory)
+            writes = [(piece.memory, file, piece.offset) for piece in pieces]
+            under_way.add(handle.write_many(writes), _Window(end, host))
+        while under_way:
+            yield finish_oldest()
+
+
+def _parts(skeleton: Skeleton) -> Iterator[Part]:
+    for number, (begin, gap) in enumerate(skeleton.gaps):
+        yield Part(begin, memoryview(gap), None)
+        if number < len(skeleton.storages):
+            offset, storage = skeleton.storages[number]
+            yield Part(offset, as_bytes(storage), number)
+
+
+class _Checksums:
+    """Computes the checksums of storages as windows pass, and puts them into the skeleton."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton = skeleton
+        self._value = 0
+
+    def add(self, pieces: list[Piece]) -> None:
+        if not self._skeleton.has_crcs:
+            return
+        for piece in pieces:
+            if piece.storage is None:
+                continue
+            self._value = crc32(piece.memory, self._value)
+            if piece.last:
+                self._skeleton.set_crc(piece.storage, self._value)
+                self._value = 0
+                if piece.storage == len(self._skeleton.storages) - 1:
+                    self._skeleton.set_id(crc32)
+
+
+def _elsewhere(piece: Piece, skeleton: Skeleton) -> bool:
+    """Whether the CPU has to have the bytes and does not: a drive reaches CUDA's memory itself."""
+    if piece.storage is None or piece.memory.is_cpu:
+        return False
+    return skeleton.has_crcs or not piece.memory.is_cuda
+
+
+def _host_memory() -> torch.Tensor:
+    return torch.frombuffer(PinnedBuffer(WINDOW_BYTES), dtype=torch.uint8)
+
+
+def _brought(pieces: list[Piece], skeleton: Skeleton, host: torch.Tensor) -> Iterator[Piece]:
+    """Brings the bytes that other devices have into memory of the CPU."""
+    at = 0
+    for piece in pieces:
+        if _elsewhere(piece, skeleton):
+            memory = host[at : at + len(piece.memory)]
+            memory.copy_(piece.memory)
+            at += len(memory)
+            piece = piece._replace(memory=memory)
+        yield piece
