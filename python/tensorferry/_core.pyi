@@ -3,7 +3,7 @@
 
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal
 
 __version__: str
@@ -485,6 +485,76 @@ class SwapSpace:
 
     @property
     def closed(self) -> bool: ...
+
+class NewFile:
+    """
+    A file that takes its name only when it is whole.
+
+    Until commit() its bytes are in a hidden file beside it, and whatever has the name stays as it is.
+    commit() makes the file durable and gives it its name; without it, nothing is left.
+
+    >>> import tensorferry
+    >>> with tensorferry.NewFile("model.bin") as new, tensorferry.Handle() as handle:
+    ...     handle.write_now(b"all bytes", new.file)
+    ...     new.commit()
+    """
+
+    def __init__(self, path: _Path, *, permissions: int = 0o666) -> None: ...
+
+    @property
+    def file(self) -> File:
+        """The hidden file, for writing."""
+
+    @property
+    def path(self) -> str: ...
+
+    def commit(self) -> None:
+        """
+        Syncs the file, gives it its name and syncs the directory. All writes must be done.
+        """
+
+    def discard(self) -> None:
+        """Removes the hidden file, unless it was committed."""
+
+    def __enter__(self) -> NewFile: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+class SafetensorsFile:
+    """The tensors of a safetensors file, or of a set that an index names."""
+
+    def __init__(self, path: _Path) -> None: ...
+
+    @property
+    def tensors(self) -> list[tuple[str, str, list[int], int, int, int]]:
+        """
+        (name, dtype, shape, index of the file, offset, bytes) of each tensor, by offset.
+        """
+
+    @property
+    def metadata(self) -> dict[str, str] | None: ...
+
+    @property
+    def has_checksums(self) -> bool: ...
+
+    @property
+    def files(self) -> list[File]: ...
+
+    def read(self, handle: Handle, tensors: Iterable[tuple[str, object] | tuple[str, object, Iterable[tuple[int, int]]]], verify: Literal['no', 'if_present', 'required'] = 'no') -> Operation:
+        """
+        Starts to fill the buffers of (name, buffer) or (name, buffer, ranges).
+        """
+
+def save_safetensors(handle: Handle, path: _Path, tensors: Iterable[tuple[str, str, Sequence[int], object]], *, metadata: dict[str, str] | None = None, checksums: bool = True, alignment: int = 4096, permissions: int = 0o666, progress: Callable[[int, int], object] | None = None) -> None:
+    """
+    Writes (name, dtype, shape, buffer) to a new file that replaces `path`.
+    """
+
+def make_safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int]]], *, metadata: dict[str, str] | None = None, alignment: int = 8) -> tuple[bytes, list[int]]:
+    """Returns the header of a file with these tensors and their order in it."""
+
+def parse_safetensors(data: object) -> tuple[list[tuple[str, str, list[int], int, int, int]], dict[str, str] | None]:
+    """Returns the tensors and the metadata of a file that is in memory."""
 
 def privileged() -> bool:
     """
