@@ -1,0 +1,131 @@
+"""Opens the items of a checkpoint: objects as their bytes, tensors as where their bytes are."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+from .._core import File, crc32
+from ..checkpoint._handle import shared_handle
+from ..checkpoint.torch_layout import damaged, wrong_checksum
+from ..checkpoint.zip_archive import (
+    LOCAL_HEADER_BYTES,
+    BadArchive,
+    local_data_offset,
+    read_directory,
+)
+from .stored_tensor import StoredTensor, find_tensor
+
+# An item up to this long is read at once. Of a longer one the ends, which say where its bytes are.
+_SHORT_BYTES = 64 << 10
+_FRONT_BYTES = 4096
+_BACK_BYTES = 1024
+_BATCH = 256  # so many items are opened at a time
+
+
+class Item:
+    """A request of a plan, its place, and what has been read of it."""
+
+    def __init__(self, request: ReadItem, place: _StorageInfo, folder: str) -> None:
+        self.request = request
+        self.path = os.path.join(folder, place.relative_path)
+        self.offset: int = place.offset
+        self.bytes: int = place.length
+        at_once = request.type == LoadItemType.BYTE_IO or self.bytes <= _SHORT_BYTES
+        front_bytes = self.bytes if at_once else _FRONT_BYTES
+        self._front = bytearray(front_bytes)
+        self._back = bytearray(min(_BACK_BYTES, self.bytes - front_bytes))
+        if place.transform_descriptors:
+            raise NotImplementedError(
+                f"{self.name} was saved with the extensions {place.transform_descriptors}: load "
+                "this checkpoint with torch's FileSystemReader"
+            )
+
+    @property
+    def name(self) -> str:
+        return str(self.request.storage_index.fqn)
+
+    def transfers(self, file: File) -> Iterator[tuple[bytearray, File, int]]:
+        """What to read first."""
+        self.file = file
+        if self.offset + self.bytes > file.size:
+            raise damaged(self.path, f"the file ends before {self.name} does", file.size)
+        if self._front:
+            yield self._front, file, self.offset
+        if self._back:
+            yield self._back, file, self.offset + self.bytes - len(self._back)
+
+    @property
+    def in_memory(self) -> bytearray | None:
+        """All of its bytes, if they have been read to open it."""
+        return self._front if len(self._front) == self.bytes else None
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Returns bytes of the item, as many as there are."""
+        end = min(offset + count, self.bytes)
+        back = self.bytes - len(self._back)
+        if offset < 0 or end <= offset:
+            return b""
+        if end <= len(self._front):
+            return bytes(self._front[offset:end])
+        if offset >= back:
+            return bytes(self._back[offset - back : end - back])
+        data = bytearray(end - offset)
+        shared_handle().read_now(data, self.file, self.offset + offset)
+        return bytes(data)
+
+    def tensor(self, verify: bool) -> StoredTensor | None:
+        """Returns where the tensor is; None if torch has to load it."""
+        try:
+            return find_tensor(self.read, self.bytes, verify)
+        except BadArchive as problem:
+            raise self._damaged(str(problem), problem.offset) from None
+
+    def data(self, verify: bool) -> io.BytesIO:
+        """Returns all bytes. With `verify`, they have their checksums if they are an archive."""
+        data = self.read(0, self.bytes)
+        if verify and data[:4] == b"PK\3\4":
+            self._check_archive(data)
+        return io.BytesIO(data)
+
+    def check_size(self, stored: Sequence[int]) -> None:
+        """A request asks for elements that the item has."""
+        request = self.request
+        ends = [at + count for at, count in zip(request.storage_offsets, request.lengths)]
+        if len(ends) != len(stored) or any(end > size for end, size in zip(ends, stored)):
+            raise self._damaged(f"{self.name} is smaller than the metadata say", 0)
+
+    def _check_archive(self, data: bytes) -> None:
+        try:
+            records = read_directory(lambda at, count: data[at : at + count], len(data))
+        except BadArchive as problem:
+            raise self._damaged(str(problem), problem.offset) from None
+        if not any(record.crc for record in records):
+            return
+        for record in records:
+            header = data[record.header_offset : record.header_offset + LOCAL_HEADER_BYTES]
+            at = local_data_offset(record, header)
+            if at is None or (record.stored and crc32(data[at : at + record.size]) != record.crc):
+                what = f"{record.name} of {self.name}"
+                raise wrong_checksum(self.path, what, self.offset + (at or 0), record.size)
+
+    def _damaged(self, what: str, offset: int) -> OSError:
+        return damaged(self.path, f"{self.name}: {what}", self.offset + offset, self.bytes)
+
+
+def opened(items: list[Item]) -> Iterator[Item]:
+    """Reads what is needed to open items, many at a time, in the order of the files."""
+    items.sort(key=lambda item: (item.path, item.offset))
+    for path, of_file in itertools.groupby(items, key=lambda item: item.path):
+        rest = list(of_file)
+        file = File(path)  # closes when the last item has gone
+        while rest:
+            batch, rest = rest[:_BATCH], rest[_BATCH:]
+            transfers = [transfer for item in batch for transfer in item.transfers(file)]
+            shared_handle().read_many(transfers).wait()
+            yield from batch
