@@ -96,12 +96,13 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
                 f"{self._path} has a checkpoint of all ranks, which readers would prefer to those "
                 "of single ranks; save to another folder"
             )
-        remove_unused(self._path, self._rank)
         return dataclasses.replace(plan, storage_data=self._rank)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Removes what earlier saves have left; no rank writes yet."""
-        remove_unused(self._path, None)
+        remove_unused(self._path, self._rank)
+        if self._rank is not None:  # it has only its own plan
+            return plans
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
