@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from .._core import File, crc32
 from ..checkpoint._handle import shared_handle
 from ..checkpoint.torch_layout import damaged, wrong_checksum
+from ..checkpoint.windows import UnderWay
 from ..checkpoint.zip_archive import (
     LOCAL_HEADER_BYTES,
     BadArchive,
@@ -21,25 +21,31 @@ from ..checkpoint.zip_archive import (
 )
 from .stored_tensor import StoredTensor, find_tensor
 
-# An item up to this long is read at once. Of a longer one the ends, which say where its bytes are.
+# An item up to this long is read at once, and a longer one if most of it is wanted. Of all others
+# the ends are read first, which say where their bytes are.
 _SHORT_BYTES = 64 << 10
+_LONG_BYTES = 512 << 10
 _FRONT_BYTES = 4096
 _BACK_BYTES = 1024
-_BATCH = 256  # so many items are opened at a time
+# So many items, and bytes, are read at a time to open them.
+_BATCH_ITEMS = 256
+_BATCH_BYTES = 16 << 20
 
 
 class Item:
-    """A request of a plan, its place, and what has been read of it."""
+    """A request of a plan, which wants so many bytes of a tensor; and what has been read of it."""
 
-    def __init__(self, request: ReadItem, place: _StorageInfo, folder: str) -> None:
+    def __init__(
+        self, request: ReadItem, wanted_bytes: int, place: _StorageInfo, folder: str
+    ) -> None:
         self.request = request
         self.path = os.path.join(folder, place.relative_path)
         self.offset: int = place.offset
-        self.bytes: int = place.length
-        at_once = request.type == LoadItemType.BYTE_IO or self.bytes <= _SHORT_BYTES
-        front_bytes = self.bytes if at_once else _FRONT_BYTES
-        self._front = bytearray(front_bytes)
-        self._back = bytearray(min(_BACK_BYTES, self.bytes - front_bytes))
+        self.bytes = int(place.length)
+        most = wanted_bytes > 0.9 * self.bytes and self.bytes <= _LONG_BYTES
+        at_once = most or request.type == LoadItemType.BYTE_IO or self.bytes <= _SHORT_BYTES
+        self._front_bytes = self.bytes if at_once else _FRONT_BYTES
+        self._back_bytes = min(_BACK_BYTES, self.bytes - self._front_bytes)
         if place.transform_descriptors:
             raise NotImplementedError(
                 f"{self.name} was saved with the extensions {place.transform_descriptors}: load "
@@ -50,9 +56,16 @@ class Item:
     def name(self) -> str:
         return str(self.request.storage_index.fqn)
 
+    @property
+    def opening_bytes(self) -> int:
+        """How much has to be read to open it."""
+        return self._front_bytes + self._back_bytes
+
     def transfers(self, file: File) -> Iterator[tuple[bytearray, File, int]]:
         """What to read first."""
         self.file = file
+        self._front = bytearray(self._front_bytes)
+        self._back = bytearray(self._back_bytes)
         if self.offset + self.bytes > file.size:
             raise damaged(self.path, f"the file ends before {self.name} does", file.size)
         if self._front:
@@ -78,6 +91,10 @@ class Item:
         data = bytearray(end - offset)
         shared_handle().read_now(data, self.file, self.offset + offset)
         return bytes(data)
+
+    def forget(self) -> None:
+        """Lets go of what was read."""
+        del self._front, self._back
 
     def tensor(self, verify: bool) -> StoredTensor | None:
         """Returns where the tensor is; None if torch has to load it."""
@@ -119,13 +136,36 @@ class Item:
 
 
 def opened(items: list[Item]) -> Iterator[Item]:
-    """Reads what is needed to open items, many at a time, in the order of the files."""
+    """Opens items in the order of the files. Reads what that takes for many at a time, ahead."""
     items.sort(key=lambda item: (item.path, item.offset))
-    for path, of_file in itertools.groupby(items, key=lambda item: item.path):
-        rest = list(of_file)
-        file = File(path)  # closes when the last item has gone
-        while rest:
-            batch, rest = rest[:_BATCH], rest[_BATCH:]
-            transfers = [transfer for item in batch for transfer in item.transfers(file)]
-            shared_handle().read_many(transfers).wait()
-            yield from batch
+    with UnderWay[list[Item]]() as under_way:
+        for batch, transfers in _batches(items):
+            under_way.add(shared_handle().read_many(transfers), batch)
+            if len(under_way) == 2:
+                yield from _in_turn(under_way.finish_oldest())
+        while under_way:
+            yield from _in_turn(under_way.finish_oldest())
+
+
+def _in_turn(batch: list[Item]) -> Iterator[Item]:
+    for item in batch:
+        yield item
+        item.forget()
+
+
+def _batches(items: list[Item]) -> Iterator[tuple[list[Item], list[tuple[bytearray, File, int]]]]:
+    batch: list[Item] = []
+    transfers: list[tuple[bytearray, File, int]] = []
+    count = 0
+    file = None  # each closes when the last of its items has gone
+    for item in items:
+        if file is None or item.path != file.path:
+            file = File(item.path)
+        batch.append(item)
+        transfers += item.transfers(file)
+        count += item.opening_bytes
+        if len(batch) == _BATCH_ITEMS or count >= _BATCH_BYTES:
+            yield batch, transfers
+            batch, transfers, count = [], [], 0
+    if batch:
+        yield batch, transfers

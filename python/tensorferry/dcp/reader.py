@@ -104,7 +104,10 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
         """Reads the items of this rank."""
         assert self._metadata is not None
         places = self._metadata.storage_data
-        items = [Item(request, places[request.storage_index], self._path) for request in plan.items]
+        items = [
+            Item(request, self._wanted_bytes(request), places[request.storage_index], self._path)
+            for request in plan.items
+        ]
         progress = None if self._progress is True and not self._is_coordinator else self._progress
         total = sum(map(self._wanted_bytes, plan.items))
         report = ProgressReport(progress, "load", total)

@@ -6,6 +6,7 @@ tensor, or torch has to load the item.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -101,6 +102,7 @@ def _storage_offset(
     return offset if end == following and end <= item_bytes else None
 
 
+@functools.lru_cache(maxsize=1024)  # the tensors of a model have few shapes
 def _described(data: bytes) -> StoredTensor:
     try:
         found = _Unpickler(io.BytesIO(data)).load()

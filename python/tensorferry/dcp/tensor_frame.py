@@ -6,6 +6,7 @@ drive and the tensor without a copy.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import struct
@@ -34,7 +35,7 @@ class TensorFrame:
         self._records: list[bytes] = []  # of the directory
         head = b""
         for name, data in (
-            (b"data.pkl", _pickled(dtype, shape, self.tensor_bytes)),
+            (b"data.pkl", _pickled(dtype, tuple(shape), self.tensor_bytes)),
             (b"byteorder", sys.byteorder.encode()),
             (b"version", b"3\n"),
         ):
@@ -114,7 +115,8 @@ class _Pickler(pickle.Pickler):
         return value.identity if isinstance(value, _Storage) else None
 
 
-def _pickled(dtype: torch.dtype, shape: Sequence[int], tensor_bytes: int) -> bytes:
+@functools.lru_cache(maxsize=1024)  # the tensors of a model have few shapes
+def _pickled(dtype: torch.dtype, shape: tuple[int, ...], tensor_bytes: int) -> bytes:
     """What torch.save pickles for a contiguous tensor that has all of its storage."""
     stride = [1] * len(shape)
     for dim in reversed(range(len(shape) - 1)):
@@ -130,7 +132,7 @@ def _pickled(dtype: torch.dtype, shape: Sequence[int], tensor_bytes: int) -> byt
         more = (dtype,)
     storage = _Storage(("storage", kind, "0", "cpu", count))
     hooks: OrderedDict[str, object] = OrderedDict()
-    place = (storage, 0, tuple(shape), tuple(stride), False, hooks)
+    place = (storage, 0, shape, tuple(stride), False, hooks)
     out = io.BytesIO()
     _Pickler(out, protocol=2).dump(_Tensor(rebuild, (*place, *more)))
     return out.getvalue()
