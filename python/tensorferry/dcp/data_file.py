@@ -16,6 +16,7 @@ import torch
 from .._core import File, crc32
 from ..checkpoint._handle import shared_handle
 from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
+from .folder import sync
 from .tensor_frame import TensorFrame
 
 # An item as its planner has it: the bytes of an object, or a tensor.
@@ -39,7 +40,7 @@ def write_items(path: str, items: Iterable[Item], passed: Callable[[int], object
     try:
         with File.borrow(descriptor) as file:
             extents = _Stream(items).write(file, passed)
-        os.fsync(descriptor)
+        sync(descriptor, path)
         return extents
     except BaseException:
         os.unlink(path)

@@ -44,10 +44,18 @@ def make_folder(path: str) -> None:
         sync_folder(os.path.dirname(folder))
 
 
+def sync(descriptor: int, path: str) -> None:
+    """Returns when what was written is on the drive. The error has the path."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, f"sync: {os.strerror(error.errno or 0)}", path) from None
+
+
 def sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, path)
     finally:
         os.close(descriptor)
 
