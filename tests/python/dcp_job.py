@@ -100,6 +100,32 @@ def alone(mesh, folder):
         same_state(state, 2, mesh)
 
 
+def save_huggingface(mesh, folder, step):
+    """Saves the tensors as safetensors files, twice, and loads them."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    for each in (step + 1, step):
+        state = state_of(each, mesh)["model"]
+        numbers = {"rows": 2, "uneven": 2}
+        writer = tensorferry.dcp.Writer(folder, layout="huggingface", fqn_to_index_mapping=numbers)
+        dcp.save(state, storage_writer=writer)
+    for reader in (tensorferry.dcp.Reader, HuggingFaceStorageReader):
+        state = state_of(step, mesh, empty=True)
+        dcp.load(state["model"], storage_reader=reader(folder))
+        same_state({"model": state["model"], "step": step, "names": ["a", "b"]}, step, mesh)
+
+
+def load_huggingface(mesh, folder, step):
+    """Saves shards with torch's writer, and loads them with our reader."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    state = state_of(step, mesh)["model"]
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    state = state_of(step, mesh, empty=True)
+    dcp.load(state["model"], storage_reader=tensorferry.dcp.Reader(folder))
+    same_state({"model": state["model"], "step": step, "names": ["a", "b"]}, step, mesh)
+
+
 def run_rank(rank, ranks, port, function, arguments):
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"

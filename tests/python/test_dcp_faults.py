@@ -19,17 +19,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-def save(value, folder, count=100_000):
-    state = {"x": torch.full((count,), float(value)), "step": value}
-    dcp.save(state, storage_writer=Writer(folder))
+def save(value, folder, count=100_000, **options):
+    state = {"x": torch.full((count,), float(value)), "step": torch.tensor(value)}
+    dcp.save(state, storage_writer=Writer(folder, **options))
 
 
 def saved_in(folder, count=100_000):
     """The value of the checkpoint, which is whole."""
-    state = {"x": torch.zeros(count), "step": None}
+    state = {"x": torch.zeros(count), "step": torch.tensor(0)}
     dcp.load(state, storage_reader=Reader(folder))
-    assert torch.equal(state["x"], torch.full((count,), float(state["step"])))
-    return state["step"]
+    value = int(state["step"])
+    assert torch.equal(state["x"], torch.full((count,), float(value)))
+    return value
 
 
 def names_in(folder):
@@ -42,26 +43,28 @@ import os, random, signal, sys, time
 sys.path += sys.argv[3].split(os.pathsep)
 import torch, torch.distributed.checkpoint as dcp
 import dcp_job
-from tensorferry.dcp import Reader
+from tensorferry.dcp import Reader, Writer
 
-def forever(mesh, folder, first, told):
+def forever(mesh, folder, layout, first, told):
     step = first
     while True:
-        dcp_job.save(mesh, folder, "tensorferry", step)
+        state = dcp_job.state_of(step, mesh)["model"]
+        dcp.save(state, storage_writer=Writer(folder, layout=layout))
         if mesh.get_rank() == 0:
             os.write(told, b"%d\\n" % step)
         step += 1
 
 def value_in(folder):
-    state = {"model": dcp_job.full_tensors(0), "step": 0, "names": []}
+    state = dcp_job.full_tensors(0)
     dcp.load(state, storage_reader=Reader(folder), no_dist=True)
-    for name, tensor in dcp_job.full_tensors(state["step"]).items():
-        assert torch.equal(tensor, state["model"][name]), name
-    return state["step"]
+    step = int(state["scalar"])
+    for name, tensor in dcp_job.full_tensors(step).items():
+        assert torch.equal(tensor, state[name]), name
+    return step
 
 dcp_job.forever = forever
 torch.set_num_threads(1)  # OpenMP does not survive a fork
-folder, rounds, rng = sys.argv[1], int(sys.argv[2]), random.Random(11)
+folder, layout, rounds, rng = sys.argv[1], sys.argv[4], int(sys.argv[2]), random.Random(11)
 step, old, new = 0, 0, 0
 for number in range(rounds):
     inner, outer = os.pipe()
@@ -69,7 +72,8 @@ for number in range(rounds):
     port = dcp_job.free_port()
     spoken = os.dup(2)
     os.dup2(silent, 2)  # survivors complain
-    ranks = [dcp_job.fork_rank(r, 2, port, "forever", [folder, step + 1, outer]) for r in (0, 1)]
+    job = [folder, layout, step + 1, outer]
+    ranks = [dcp_job.fork_rank(rank, 2, port, "forever", job) for rank in (0, 1)]
     os.dup2(spoken, 2)
     for descriptor in (spoken, silent, outer):
         os.close(descriptor)
@@ -92,18 +96,21 @@ print(f"{rounds} kills: {old} left the old one, {new} the new one")
 """
 
 
-def test_a_kill_of_a_rank_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
-    check_python(KILLER, tmp_path, runs(40), FOLDERS, GLOO_SOCKET_IFNAME="lo", timeout=1000)
-    save(1, tmp_path)
+@pytest.mark.parametrize("layout, rounds", [("torch", 40), ("huggingface", 10)])
+def test_a_kill_of_a_rank_leaves_the_old_checkpoint_or_the_new_one(tmp_path, layout, rounds):
+    arguments = (tmp_path, runs(rounds), FOLDERS, layout)
+    check_python(KILLER, *arguments, GLOO_SOCKET_IFNAME="lo", timeout=1000)
+    save(1, tmp_path, layout=layout)
     assert len(names_in(tmp_path)) == 2  # what those that were killed have left is gone
     assert saved_in(tmp_path) == 1
 
 
+@pytest.mark.parametrize("layout", ["torch", "huggingface"])
 @pytest.mark.parametrize("mount", [memory_mount, loop_mount])
-def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount):
+def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount, layout):
     with mount(tmp_path, size="48M") as point:
         folder = point / "checkpoint"
-        save(1, folder)
+        save(1, folder, layout=layout)
         old = names_in(folder)
         filler = point / "filler"
         with open(filler, "wb") as out:
@@ -111,11 +118,11 @@ def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount)
             out.write(bytes(max(0, free - (5 << 20))))
         for size in range(5 << 20, (6 << 20) + 1, 256 << 10):
             with pytest.raises(CheckpointException, match=os.strerror(errno.ENOSPC)):
-                save(2, folder, size // 4)
+                save(2, folder, size // 4, layout=layout)
             assert names_in(folder) == old
             assert saved_in(folder) == 1
         filler.unlink()
-        save(3, folder, 6 << 18)
+        save(3, folder, 6 << 18, layout=layout)
         assert saved_in(folder, 6 << 18) == 3
         assert len(names_in(folder)) == 2
 

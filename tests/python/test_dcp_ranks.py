@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from dcp_job import full_tensors
 
 JOB = os.path.join(os.path.dirname(__file__), "dcp_job.py")
 
@@ -58,3 +60,25 @@ def test_async_save_of_ranks(run, tmp_path):
 def test_ranks_that_save_without_each_other(run, tmp_path):
     run(2, "alone", tmp_path)
     assert len(data_files(tmp_path)) == 2
+
+
+def test_ranks_write_whole_tensors_for_hugging_face(run, tmp_path):
+    from safetensors.torch import load_file
+
+    run(2, "save_huggingface", tmp_path, 6)
+    with open(tmp_path / "model.safetensors.index.json") as file:
+        index = json.load(file)
+    files = set(index["weight_map"].values())
+    assert sorted([*files, "model.safetensors.index.json"]) == sorted(os.listdir(tmp_path))
+    loaded = {}
+    for name in files:
+        loaded |= load_file(tmp_path / name)
+    expected = full_tensors(6)
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, loaded[name]), name
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in loaded.values())
+
+
+def test_shards_of_hugging_face_files_are_loaded(run, tmp_path):
+    run(2, "load_huggingface", tmp_path, 7)

@@ -60,6 +60,18 @@ class Box(NamedTuple):
 
         Reading all from first() on, span() bytes, is better then.
         """
+        dims, run_bytes = self._outer(target_stride)
+        dense = run_bytes < _SHORT_BYTES or 2 * self.bytes > self.span()
+        if dims and run_bytes < _LONG_BYTES and dense:
+            return None
+        return self._runs(target_stride, dims, run_bytes)
+
+    def all_runs(self, target_stride: Sequence[int]) -> Iterator[Run]:
+        """Returns the stretches, however short they are."""
+        return self._runs(target_stride, *self._outer(target_stride))
+
+    def _outer(self, target_stride: Sequence[int]) -> tuple[int, int]:
+        """How many dimensions are outside of a stretch, and how many bytes a stretch has."""
         stride, lengths = self.stored.stride, self.lengths
         block, dims = 1, len(lengths)
         while dims and (
@@ -67,11 +79,7 @@ class Box(NamedTuple):
         ):
             block *= lengths[dims - 1]
             dims -= 1
-        run_bytes = block * self.item_bytes
-        dense = run_bytes < _SHORT_BYTES or 2 * self.bytes > self.span()
-        if dims and run_bytes < _LONG_BYTES and dense:
-            return None
-        return self._runs(target_stride, dims, run_bytes)
+        return dims, block * self.item_bytes
 
     def _runs(self, target_stride: Sequence[int], dims: int, run_bytes: int) -> Iterator[Run]:
         first = self.first()

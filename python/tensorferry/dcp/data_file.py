@@ -100,7 +100,7 @@ class _Stream:
         if frame.tensor_bytes:
             number = len(self._frames)
             self._frames.append(frame)
-            yield Part(at + len(frame.head), _bytes_of(data), number)
+            yield Part(at + len(frame.head), bytes_of(data), number)
         yield Part(at + len(frame.head) + frame.tensor_bytes, memoryview(frame.tail), None)
 
 
@@ -110,7 +110,8 @@ def _plain(tensor: torch.Tensor) -> bool:
     return ordinary and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of the elements, one behind the other, in memory of the CPU."""
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     begin = tensor.storage_offset() * tensor.itemsize
     return as_bytes(tensor.untyped_storage())[begin : begin + tensor.nbytes]

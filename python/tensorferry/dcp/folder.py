@@ -83,16 +83,16 @@ def remove_data_files(path: str, names: Iterable[str], but: set[str], rank: int 
     for name in names:
         match = _DATA_FILE.fullmatch(name)
         if match and name not in but and (rank is None or int(match[1]) == rank):
-            _remove(os.path.join(path, name))
+            remove(os.path.join(path, name))
 
 
 def remove_rank_metadata(path: str, names: Iterable[str]) -> None:
     for name in names:
         if _RANK_METADATA.fullmatch(name):
-            _remove(os.path.join(path, name))
+            remove(os.path.join(path, name))
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
     """A file that cannot be removed takes space, and does no other harm."""
     try:
         os.unlink(path)

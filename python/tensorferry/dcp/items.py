@@ -19,6 +19,7 @@ from ..checkpoint.zip_archive import (
     local_data_offset,
     read_directory,
 )
+from .safetensors_set import TensorPlace
 from .stored_tensor import StoredTensor, find_tensor
 
 # An item up to this long is read at once, and a longer one if most of it is wanted. Of all others
@@ -44,8 +45,9 @@ class Item:
         self.bytes = int(place.length)
         most = wanted_bytes > 0.9 * self.bytes and self.bytes <= _LONG_BYTES
         at_once = most or request.type == LoadItemType.BYTE_IO or self.bytes <= _SHORT_BYTES
-        self._front_bytes = self.bytes if at_once else _FRONT_BYTES
-        self._back_bytes = min(_BACK_BYTES, self.bytes - self._front_bytes)
+        self._bare = place.tensor if isinstance(place, TensorPlace) else None
+        self._front_bytes = 0 if self._bare else self.bytes if at_once else _FRONT_BYTES
+        self._back_bytes = 0 if self._bare else min(_BACK_BYTES, self.bytes - self._front_bytes)
         if place.transform_descriptors:
             raise NotImplementedError(
                 f"{self.name} was saved with the extensions {place.transform_descriptors}: load "
@@ -76,7 +78,7 @@ class Item:
     @property
     def in_memory(self) -> bytearray | None:
         """All of its bytes, if they have been read to open it."""
-        return self._front if len(self._front) == self.bytes else None
+        return self._front if self._front_bytes == self.bytes else None
 
     def read(self, offset: int, count: int) -> bytes:
         """Returns bytes of the item, as many as there are."""
@@ -98,6 +100,8 @@ class Item:
 
     def tensor(self, verify: bool) -> StoredTensor | None:
         """Returns where the tensor is; None if torch has to load it."""
+        if self._bare is not None:
+            return self._bare
         try:
             return find_tensor(self.read, self.bytes, verify)
         except BadArchive as problem:
@@ -140,6 +144,9 @@ def opened(items: list[Item]) -> Iterator[Item]:
     items.sort(key=lambda item: (item.path, item.offset))
     with UnderWay[list[Item]]() as under_way:
         for batch, transfers in _batches(items):
+            if not transfers:  # they need no opening
+                yield from batch
+                continue
             under_way.add(shared_handle().read_many(transfers), batch)
             if len(under_way) == 2:
                 yield from _in_turn(under_way.finish_oldest())

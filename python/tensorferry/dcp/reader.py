@@ -23,6 +23,7 @@ from .boxes import Box
 from .folder import metadata_name
 from .items import Item, opened
 from .metadata_file import load_metadata
+from .safetensors_set import has_safetensors, read_set
 from .tensor_reads import TensorRead, carry_out
 
 
@@ -78,7 +79,11 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Returns the metadata, of all ranks or of the one that `rank` names."""
-        metadata = load_metadata(os.path.join(self._path, metadata_name(kwargs.get("rank"))))
+        path = os.path.join(self._path, metadata_name(kwargs.get("rank")))
+        if not os.path.exists(path) and has_safetensors(self._path):
+            metadata = read_set(self._path)
+        else:
+            metadata = load_metadata(path)
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None

@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +40,14 @@ class StoredTensor(NamedTuple):
     offset: int
     bytes: int
     crc: int | None  # None if the archive has no checksums
+
+
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    stride = [1] * len(size)
+    for dim in reversed(range(len(size) - 1)):
+        stride[dim] = stride[dim + 1] * max(size[dim + 1], 1)
+    return tuple(stride)
 
 
 class _Unknown(Exception):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .._core import crc32
+from .stored_tensor import contiguous
 
 _FOLDER = b"archive/"
 _MAX_32 = 0xFFFFFFFF
@@ -118,9 +119,6 @@ class _Pickler(pickle.Pickler):
 @functools.lru_cache(maxsize=1024)  # the tensors of a model have few shapes
 def _pickled(dtype: torch.dtype, shape: tuple[int, ...], tensor_bytes: int) -> bytes:
     """What torch.save pickles for a contiguous tensor that has all of its storage."""
-    stride = [1] * len(shape)
-    for dim in reversed(range(len(shape) - 1)):
-        stride[dim] = stride[dim + 1] * max(shape[dim + 1], 1)
     more: tuple[object, ...] = ()
     kinds = torch.storage._dtype_to_storage_type_map()
     if dtype in kinds:
@@ -132,7 +130,7 @@ def _pickled(dtype: torch.dtype, shape: tuple[int, ...], tensor_bytes: int) -> b
         more = (dtype,)
     storage = _Storage(("storage", kind, "0", "cpu", count))
     hooks: OrderedDict[str, object] = OrderedDict()
-    place = (storage, 0, shape, tuple(stride), False, hooks)
+    place = (storage, 0, shape, contiguous(shape), False, hooks)
     out = io.BytesIO()
     _Pickler(out, protocol=2).dump(_Tensor(rebuild, (*place, *more)))
     return out.getvalue()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import torch
 
 from .._core import File, crc32
 from ..checkpoint._handle import shared_handle
 from ..checkpoint.torch_layout import wrong_checksum
-from ..checkpoint.windows import WINDOW_BYTES, WINDOWS, UnderWay, as_bytes
+from ..checkpoint.windows import WINDOWS, UnderWay, as_bytes
 from .boxes import Box
-
-_PIECES_MAX = 4096  # in a window
-_PAGE_BYTES = 4096
+from .pieces import Piece, windows
 
 
 class TensorRead:
@@ -32,7 +29,7 @@ class TensorRead:
         verify: bool,
         filled: Callable[[], object],
     ) -> None:
-        self.file = source[0]
+        self._file = source[0]
         self._offset = source[1] + box.stored.offset  # of the storage, in the file
         self._box = box
         self._target = target
@@ -44,19 +41,20 @@ class TensorRead:
         self._own: torch.Tensor | None = None  # if the bytes do not go straight into the target
         self._bytes_left = 0
 
-    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The (offset, memory) to read, in the order of the file. Makes memory when it is asked."""
+    def pieces(self) -> Iterator[Piece]:
+        """What to read, in the order of the file. Makes memory when it is asked."""
         runs = self._box.runs(self._target.stride()) if self._same_elements() else None
         if runs is None:
             self._bytes_left = self._box.span()
             self._own = torch.empty(self._bytes_left, dtype=torch.uint8)
-            yield self._offset + self._box.first(), self._own
+            yield Piece(self._file, self._offset + self._box.first(), self._own, self)
             return
         self._bytes_left = self._box.bytes
         memory = as_bytes(self._target.untyped_storage())
         begin = self._target.storage_offset() * self._target.itemsize
         for source, target, count in runs:
-            yield self._offset + source, memory[begin + target : begin + target + count]
+            part = memory[begin + target : begin + target + count]
+            yield Piece(self._file, self._offset + source, part, self)
 
     def fill_from(self, item: bytearray) -> None:
         """Takes the bytes from an item that is in memory, instead of reading them."""
@@ -77,7 +75,7 @@ class TensorRead:
         stored = self._box.stored
         if self._verify and self._crc != stored.crc:
             what = f"{stored.record} of {self._name}"
-            raise wrong_checksum(self.file.path, what, self._offset, stored.bytes)
+            raise wrong_checksum(self._file.path, what, self._offset, stored.bytes)
         if self._own is not None:
             elements = self._own.view(stored.dtype)
             self._target.copy_(elements.as_strided(self._box.lengths, stored.stride))
@@ -96,54 +94,24 @@ class TensorRead:
         )
 
 
-class _Piece(NamedTuple):
-    read: TensorRead
-    offset: int
-    memory: torch.Tensor
-
-
 def carry_out(reads: Iterable[TensorRead], passed: Callable[[int], object]) -> None:
     """Carries out reads, which come in the order of their files.
 
     Calls `passed` with how many bytes have been read since its last call.
     """
     handle = shared_handle()
-    with UnderWay[list[_Piece]]() as under_way:
+    with UnderWay[list[Piece]]() as under_way:
 
         def finish_oldest() -> None:
             pieces = under_way.finish_oldest()
             for piece in pieces:
-                piece.read.passed(piece.memory)
+                piece.owner.passed(piece.memory)
             passed(sum(len(piece.memory) for piece in pieces))
 
-        for window in _windows(reads):
+        for window in windows(piece for read in reads for piece in read.pieces()):
             if len(under_way) == WINDOWS:
                 finish_oldest()
-            transfers = [(piece.memory, piece.read.file, piece.offset) for piece in window]
+            transfers = [(piece.memory, piece.file, piece.offset) for piece in window]
             under_way.add(handle.read_many(transfers), window)
         while under_way:
             finish_oldest()
-
-
-def _windows(reads: Iterable[TensorRead]) -> Iterator[list[_Piece]]:
-    """Cuts reads into windows."""
-    window: list[_Piece] = []
-    room = WINDOW_BYTES
-    for read in reads:
-        for offset, memory in read.parts():
-            at = 0
-            while at < len(memory):
-                stop = len(memory)
-                if stop - at > room:
-                    # The next piece begins on a page, so that direct I/O needs no odd ends.
-                    stop = at + room
-                    stop -= (offset + stop) % _PAGE_BYTES
-                if stop > at:
-                    window.append(_Piece(read, offset + at, memory[at:stop]))
-                    room -= stop - at
-                if stop < len(memory) or len(window) == _PIECES_MAX:
-                    yield window
-                    window, room = [], WINDOW_BYTES
-                at = max(at, stop)
-    if window:
-        yield window
