@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import random
+import re
 import zipfile
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp
-from tensorferry.dcp import Reader, Writer
+from tensorferry.dcp import Reader, Writer, verify
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -108,8 +109,7 @@ def test_items_are_zip_archives_and_large_tensors_begin_on_pages(tmp_path):
             assert (place.offset + at) % 4096 == 0, index
 
 
-def test_tensors_of_sparse_kinds_go_through_torch(tmp_path):
-    """A quantized tensor is more than its bytes."""
+def test_a_tensor_that_is_more_than_its_bytes_goes_through_torch(tmp_path):
     saved = torch.quantize_per_tensor(torch.randn(40, 5), 0.1, 3, torch.qint8)
     save({"q": saved, "plain": torch.ones(3)}, tmp_path)
     loaded = torch.quantize_per_tensor(torch.zeros(40, 5), 0.1, 3, torch.qint8)
@@ -338,6 +338,34 @@ def read_item(folder, name, state, **options):
     reader.set_up_storage_reader(metadata, True)
     reader.read_data(planner.create_local_plan(), planner)
     return loaded[name]
+
+
+@pytest.mark.parametrize("writer", [Writer, FileSystemWriter])
+def test_verify_finds_every_flipped_bit_in_tensors_and_objects(tmp_path, writer):
+    rng = random.Random(9)
+    state = many_kinds() | {"hostile": Hostile(tmp_path / "mark")}
+    metadata = save(state, tmp_path / "folder", writer)
+    done = []
+    verify(tmp_path / "folder", progress=lambda *counts: done.append(counts))
+    assert done[-1][0] == done[-1][1] > 0
+    for index, place in metadata.storage_data.items():
+        path = tmp_path / "folder" / place.relative_path
+        data = path.read_bytes()
+        with zipfile.ZipFile(io.BytesIO(data[place.offset :][: place.length])) as archive:
+            largest = max(archive.infolist(), key=lambda info: info.file_size)
+            begin = place.offset + data[place.offset :].index(archive.read(largest))
+        flip(path, data, begin + rng.randrange(max(largest.file_size, 1)), rng)
+        with pytest.raises(OSError, match=re.escape(index.fqn)):
+            verify(tmp_path / "folder")
+        path.write_bytes(data)
+    verify(tmp_path / "folder")
+    path.write_bytes(data[:-1])
+    with pytest.raises(OSError):
+        verify(tmp_path / "folder")
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        verify(tmp_path / "folder")
+    assert names_in(tmp_path) == ["folder"]  # nothing was unpickled
 
 
 def test_any_flipped_bit_raises_or_changes_nothing(tmp_path):

@@ -14,6 +14,7 @@ torch's FileSystemReader reads what Writer writes, and Reader what torch's FileS
 """
 
 from .reader import Reader
+from .verification import verify
 from .writer import Writer
 
-__all__ = ["Reader", "Writer"]
+__all__ = ["Reader", "Writer", "verify"]

@@ -18,7 +18,7 @@ METADATA = ".metadata"
 
 # Those of torch have no random part.
 _DATA_FILE = re.compile(r"__(\d+)_\d+(\.[0-9a-f]{12})?\.distcp")
-_RANK_METADATA = re.compile(r"__\d+\.metadata")
+_RANK_METADATA = re.compile(r"__(\d+)\.metadata")
 
 _log = logging.getLogger("tensorferry")
 
@@ -30,6 +30,13 @@ def new_data_file_name(prefix: str, number: int) -> str:
 def metadata_name(rank: int | None) -> str:
     """The metadata file of all ranks, or of one that saves by itself."""
     return METADATA if rank is None else f"__{rank}{METADATA}"
+
+
+def metadata_ranks(path: str) -> list[int | None]:
+    """The ranks that have metadata of their own; [None] if those of all ranks count."""
+    names = [] if os.path.exists(os.path.join(path, METADATA)) else os.listdir(path)
+    ranks = [int(match[1]) for match in map(_RANK_METADATA.fullmatch, names) if match]
+    return [*sorted(ranks)] if ranks else [None]
 
 
 def make_folder(path: str) -> None:
