@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp
 from tensorferry.dcp import Reader, Writer, verify
+from tensorferry.dcp.stored_tensor import find_tensor
+from tensorferry.dcp.tensor_frame import TensorFrame
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -109,12 +111,44 @@ def test_items_are_zip_archives_and_large_tensors_begin_on_pages(tmp_path):
             assert (place.offset + at) % 4096 == 0, index
 
 
+def test_a_tensor_of_more_than_4_gib_is_an_archive_that_torch_reads(tmp_path):
+    count = (4 << 30) + 12345
+    frame = TensorFrame(torch.uint8, [count], 0)
+    frame.set_crc(7)
+    with open(tmp_path / "item", "wb") as file:
+        file.write(frame.head)
+        file.seek(count, os.SEEK_CUR)  # a hole
+        file.write(frame.tail)
+    tensor = torch.load(tmp_path / "item", mmap=True)
+    assert tensor.shape == (count,)
+    with zipfile.ZipFile(tmp_path / "item") as archive:
+        assert archive.getinfo("archive/data/0").file_size == count
+    with open(tmp_path / "item", "rb") as file:
+
+        def read(offset, count):
+            file.seek(offset)
+            return file.read(count)
+
+        stored = find_tensor(read, frame.bytes, verify=True)
+    assert (stored.size, stored.offset, stored.crc) == ((count,), len(frame.head), 7)
+
+
 def test_a_tensor_that_is_more_than_its_bytes_goes_through_torch(tmp_path):
     saved = torch.quantize_per_tensor(torch.randn(40, 5), 0.1, 3, torch.qint8)
     save({"q": saved, "plain": torch.ones(3)}, tmp_path)
     loaded = torch.quantize_per_tensor(torch.zeros(40, 5), 0.1, 3, torch.qint8)
     load({"q": loaded}, tmp_path)
     assert torch.equal(saved.int_repr(), loaded.int_repr())
+
+
+def test_strides_that_are_not_those_of_rows_are_no_damage(tmp_path):
+    permuted = torch.arange(50 * 40 * 6000).reshape(50, 40, 6000).permute(1, 0, 2)
+    overlapping = torch.arange(400_000.0).as_strided((2, 200_000), (1, 1))
+    state = {"permuted": permuted, "overlapping": overlapping}
+    save(state, tmp_path, FileSystemWriter)
+    loaded = {"permuted": torch.zeros_like(permuted), "overlapping": torch.zeros(2, 200_000)}
+    assert loaded["permuted"].stride() == permuted.stride()
+    assert_same(state, load(loaded, tmp_path))
 
 
 def test_another_kind_of_number_is_converted(tmp_path):

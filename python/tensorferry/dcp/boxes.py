@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .stored_tensor import StoredTensor
+from .stored_tensor import StoredTensor, contiguous
 
 # Stretches this long are read one by one, whatever is between them.
 _LONG_BYTES = 16 << 10
@@ -40,8 +40,13 @@ class Box(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is all bytes of the storage."""
-        return self.bytes == self.stored.bytes and tuple(self.lengths) == self.stored.size
+        """Whether its bytes are all those of the storage, each once."""
+        return self.bytes == self.stored.bytes == self.span() and self.first() == 0
+
+    @property
+    def in_file_order(self) -> bool:
+        """Whether elements that come later are later in the storage."""
+        return self.stored.stride == contiguous(self.stored.size)
 
     def first(self) -> int:
         """The first byte, counted from the start of the storage. The box is not empty."""

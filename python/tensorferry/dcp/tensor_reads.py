@@ -43,7 +43,9 @@ class TensorRead:
 
     def pieces(self) -> Iterator[Piece]:
         """What to read, in the order of the file. Makes memory when it is asked."""
-        runs = self._box.runs(self._target.stride()) if self._same_elements() else None
+        # A checksum needs the bytes in the order of the file.
+        in_place = self._same_elements() and (self._box.in_file_order or not self._verify)
+        runs = self._box.runs(self._target.stride()) if in_place else None
         if runs is None:
             self._bytes_left = self._box.span()
             self._own = torch.empty(self._bytes_left, dtype=torch.uint8)
