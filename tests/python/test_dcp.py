@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp
 from tensorferry.dcp import Reader, Writer, verify
-from tensorferry.dcp.stored_tensor import find_tensor
+from tensorferry.dcp.piece_checksums import piece_count
+from tensorferry.dcp.stored_tensor import find_tensor, piece_checksums
 from tensorferry.dcp.tensor_frame import TensorFrame
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -114,7 +115,7 @@ def test_items_are_zip_archives_and_large_tensors_begin_on_pages(tmp_path):
 def test_a_tensor_of_more_than_4_gib_is_an_archive_that_torch_reads(tmp_path):
     count = (4 << 30) + 12345
     frame = TensorFrame(torch.uint8, [count], 0)
-    frame.set_crc(7)
+    frame.set_crc(7, range(piece_count(count)))
     with open(tmp_path / "item", "wb") as file:
         file.write(frame.head)
         file.seek(count, os.SEEK_CUR)  # a hole
@@ -130,6 +131,7 @@ def test_a_tensor_of_more_than_4_gib_is_an_archive_that_torch_reads(tmp_path):
             return file.read(count)
 
         stored = find_tensor(read, frame.bytes, verify=True)
+        assert piece_checksums(stored, read) == tuple(range(piece_count(count)))
     assert (stored.size, stored.offset, stored.crc) == ((count,), len(frame.head), 7)
 
 
@@ -354,6 +356,39 @@ def test_a_flipped_bit_in_a_tensor_is_reported(tmp_path):
                 assert (caught.value.offset, caught.value.length) == (begin, len(expected))
                 read_item(tmp_path / writer.__name__, index.fqn, state, verify=False)
             path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_a_part_of_a_tensor_is_reported(tmp_path):
+    """Of parts of 1 MiB and more, pieces of 256 KiB have checksums."""
+    rng = random.Random(8)
+    saved = torch.randn(2001, 1000, generator=torch.Generator().manual_seed(2))
+    [place] = save({"x": saved}, tmp_path).storage_data.values()
+    path = tmp_path / place.relative_path
+    data = path.read_bytes()
+    begin = data.index(saved.numpy().tobytes())
+    for number in range(60):
+        first = rng.choice([0, rng.randrange(1600)])
+        count = rng.choice([2001 - first, 300, rng.randrange(263, 2001 - first + 1)])
+        count = min(max(count, 263), 2000, 2001 - first)
+        target = torch.zeros(count, 1000)
+        box = [((first, 0), target)]
+        read_boxes(tmp_path, box)
+        assert torch.equal(target, saved[first : first + count])
+        low, high = 4000 * first, 4000 * (first + count)
+        offset = begin + [low, high - 1, rng.randrange(low, high)][number % 3]
+        flip(path, data, offset, rng)
+        with pytest.raises(OSError, match="checksum") as caught:
+            read_boxes(tmp_path, box)
+        assert caught.value.offset <= offset < caught.value.offset + caught.value.length
+        path.write_bytes(data)
+
+
+def read_boxes(folder, boxes):
+    planner, reader = Planner(boxes), Reader(folder)
+    metadata = reader.read_metadata()
+    planner.set_up_planner({}, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    reader.read_data(planner.create_local_plan(), planner)
 
 
 def flip(path, data, offset, rng):

@@ -48,6 +48,11 @@ class Box(NamedTuple):
         """Whether elements that come later are later in the storage."""
         return self.stored.stride == contiguous(self.stored.size)
 
+    @property
+    def one_run(self) -> bool:
+        """Whether its bytes follow each other in the storage."""
+        return self.in_file_order and self.span() == self.bytes
+
     def first(self) -> int:
         """The first byte, counted from the start of the storage. The box is not empty."""
         steps = zip(self.offsets, self.stored.stride)

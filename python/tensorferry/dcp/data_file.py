@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from .._core import File, crc32
+from .._core import File
 from ..checkpoint._handle import shared_handle
 from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .folder import sync
+from .piece_checksums import PIECE_BYTES, RunningChecksums, piece_count
 from .tensor_frame import TensorFrame
 
 # An item as its planner has it: the bytes of an object, or a tensor.
@@ -54,7 +55,7 @@ class _Stream:
         self._items = items
         self._frames: list[TensorFrame] = []
         self._extents: list[Extent] = []
-        self._crc = 0
+        self._crcs: RunningChecksums | None = None  # of the tensor that passes
 
     def write(self, file: File, passed: Callable[[int], object]) -> list[Extent]:
         handle = shared_handle()
@@ -73,10 +74,16 @@ class _Stream:
         return self._extents
 
     def _check(self, memory: torch.Tensor, last: bool, number: int) -> None:
-        self._crc = crc32(memory, self._crc)
+        frame = self._frames[number]
+        if self._crcs is None:
+            count = piece_count(frame.tensor_bytes)
+            self._crcs = RunningChecksums(of_pieces=count > 0)
+        self._crcs.add(memory)
         if last:
-            self._frames[number].set_crc(self._crc)
-            self._crc = 0
+            if frame.tensor_bytes % PIECE_BYTES:
+                self._crcs.end()
+            frame.set_crc(self._crcs.whole, self._crcs.pieces)
+            self._crcs = None
 
     def _parts(self) -> Iterator[Part]:
         at = 0

@@ -20,7 +20,7 @@ from ..checkpoint.zip_archive import (
     read_directory,
 )
 from .safetensors_set import TensorPlace
-from .stored_tensor import StoredTensor, find_tensor
+from .stored_tensor import StoredTensor, find_tensor, piece_checksums
 
 # An item up to this long is read at once, and a longer one if most of it is wanted. Of all others
 # the ends are read first, which say where their bytes are.
@@ -104,6 +104,13 @@ class Item:
             return self._bare
         try:
             return find_tensor(self.read, self.bytes, verify)
+        except BadArchive as problem:
+            raise self._damaged(str(problem), problem.offset) from None
+
+    def piece_checksums(self, stored: StoredTensor) -> tuple[int, ...] | None:
+        """Returns the checksums of the pieces of the tensor; None if it has none."""
+        try:
+            return piece_checksums(stored, self.read)
         except BadArchive as problem:
             raise self._damaged(str(problem), problem.offset) from None
 

@@ -33,8 +33,9 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
     Tensors on the CPU and on GPUs of CUDA are filled in place. Of a tensor that is sharded
     otherwise than it was saved, a rank reads the bytes of its shard.
 
-    With `verify`, items that are read whole are compared with their checksums: a difference raises
-    OSError (EBADMSG) with the path, the tensor and the offset. A part of an item has no checksum.
+    With `verify`, items that are read whole are compared with their checksums, and rows of items of
+    Writer from 1 MiB on with those of their pieces: a difference raises OSError (EBADMSG) with the
+    path, the tensor and the offset. Other parts of items have no checksum.
 
     The metadata file is a pickle, and so are the objects that are no tensors. The metadata makes
     objects of a few harmless classes, and nothing else. Objects are loaded as
@@ -172,6 +173,8 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
                 continue
             source = (item.file, item.offset)
             read = TensorRead(box, target, source, item.name, self._verify, filled)
+            if read.wants_pieces and (pieces := item.piece_checksums(stored)):
+                read.verify_pieces(pieces)
             if item.in_memory is not None:
                 read.fill_from(item.in_memory)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from ..checkpoint.zip_archive import (
     local_data_offset,
     read_directory,
 )
+from .piece_checksums import RECORD, piece_count
 
 _PICKLE_BYTES_MAX = 1 << 20
 
@@ -40,6 +42,7 @@ class StoredTensor(NamedTuple):
     offset: int
     bytes: int
     crc: int | None  # None if the archive has no checksums
+    pieces: Record | None = None  # the record with the checksums of its pieces
 
 
 def contiguous(size: Sequence[int]) -> tuple[int, ...]:
@@ -88,7 +91,21 @@ def find_tensor(read: Read, item_bytes: int, verify: bool) -> StoredTensor | Non
     if storage.size != described.bytes:
         raise BadArchive(f"{storage.name} has not the size of its tensor", storage.header_offset)
     crc = storage.crc if has_crcs else None
-    return described._replace(record=storage.name, offset=offset, crc=crc)
+    pieces = by_name.get(RECORD)
+    if pieces is not None and pieces.size != 4 * piece_count(storage.size):
+        raise BadArchive(f"{pieces.name} has not the size of its tensor", pieces.header_offset)
+    return described._replace(record=storage.name, offset=offset, crc=crc, pieces=pieces)
+
+
+def piece_checksums(stored: StoredTensor, read: Read) -> tuple[int, ...] | None:
+    """Returns the checksums of the pieces of a tensor; None if its item has none."""
+    if stored.pieces is None:
+        return None
+    data = read(_data_offset(stored.pieces, read), stored.pieces.size)
+    if crc32(data) != stored.pieces.crc:
+        name = stored.pieces.name
+        raise BadArchive(f"{name} does not have its checksum", stored.pieces.header_offset)
+    return struct.unpack(f"<{len(data) // 4}I", data)
 
 
 def _data_offset(record: Record, read: Read) -> int:

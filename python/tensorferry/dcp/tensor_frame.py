@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from .._core import crc32
+from .piece_checksums import RECORD, piece_count
 from .stored_tensor import contiguous
 
 _FOLDER = b"archive/"
+_PIECES_RECORD = _FOLDER + RECORD.encode()
 _MAX_32 = 0xFFFFFFFF
 _JANUARY_1980 = 0x21  # zip has no earlier day
 _ALIGNMENT_FROM_BYTES = 64 << 10  # smaller tensors are not worth the padding
@@ -45,10 +47,21 @@ class TensorFrame:
         self.tail = bytearray(self._tail())
         self.bytes = len(self.head) + self.tensor_bytes + len(self.tail)
 
-    def set_crc(self, crc: int) -> None:
-        """Sets the checksum of the tensor's bytes, behind them and in the directory."""
+    def set_crc(self, crc: int, of_pieces: Sequence[int] = ()) -> None:
+        """Sets the checksum of the tensor's bytes, behind them and in the directory.
+
+        `of_pieces` are the checksums of its pieces, as many as piece_count() says.
+        """
         struct.pack_into("<I", self.tail, 4, crc)
         struct.pack_into("<I", self.tail, self._entry_at + 16, crc)
+        if not self._pieces:
+            return
+        data = struct.pack(f"<{self._pieces}I", *of_pieces)
+        end = self._pieces_at + len(data)
+        self.tail[self._pieces_at : end] = data
+        header = self._pieces_at - len(_PIECES_RECORD) - 30
+        struct.pack_into("<I", self.tail, header + 14, crc32(data))
+        struct.pack_into("<I", self.tail, self._pieces_entry_at + 16, crc32(data))
 
     def _small_record(self, name: bytes, data: bytes, at: int) -> bytes:
         name = _FOLDER + name
@@ -75,8 +88,16 @@ class TensorFrame:
         wide = self.tensor_bytes >= _MAX_32
         sizes = (self.tensor_bytes, self.tensor_bytes)
         tail = struct.pack("<4sIQQ" if wide else "<4sIII", b"PK\7\10", 0, *sizes)
-        begin = len(self.head) + self.tensor_bytes + len(tail)
-        self._entry_at = len(tail) + sum(map(len, self._records[:-1]))
+        in_front = len(self.head) + self.tensor_bytes
+        storage_entry = len(self._records) - 1
+        self._pieces = piece_count(self.tensor_bytes)
+        if self._pieces:
+            at, name = in_front + len(tail), _PIECES_RECORD.removeprefix(_FOLDER)
+            tail += self._small_record(name, bytes(4 * self._pieces), at)
+            self._pieces_at = len(tail) - 4 * self._pieces
+        begin = in_front + len(tail)
+        self._entry_at = len(tail) + sum(map(len, self._records[:storage_entry]))
+        self._pieces_entry_at = len(tail) + sum(map(len, self._records[:-1]))
         directory = b"".join(self._records)
         count, end = len(self._records), begin + len(directory)
         tail += directory
@@ -93,9 +114,11 @@ class TensorFrame:
 
 def _entry(name: bytes, fields: tuple[int, ...], at: int, size: int = 0) -> bytes:
     """An entry of the directory."""
-    extra = struct.pack("<HHQQ", 1, 16, size, size) if size >= _MAX_32 else b""
+    wide = [size, size] if size >= _MAX_32 else []
+    wide += [at] if at >= _MAX_32 else []
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     head = struct.pack("<4sH5H3I2H", b"PK\1\2", fields[0], *fields, len(extra))
-    return head + struct.pack("<HHHII", 0, 0, 0, 0, at) + name + extra
+    return head + struct.pack("<HHHII", 0, 0, 0, 0, min(at, _MAX_32)) + name + extra
 
 
 class _Storage:
