@@ -450,8 +450,9 @@ def test_any_flipped_bit_raises_or_changes_nothing(tmp_path):
             try:
                 loaded = load(blank(state), tmp_path)
             except CheckpointException as error:
-                for problem in error.failures.values():
-                    assert not isinstance(problem[0], MemoryError)
+                for problem, _ in error.failures.values():
+                    # torch says so if its planner finds no metadata.
+                    assert isinstance(problem, OSError) or "metadata is None" in str(problem)
             else:
                 assert_same(state, loaded)
         path.write_bytes(data)

@@ -105,14 +105,14 @@ class Item:
         try:
             return find_tensor(self.read, self.bytes, verify)
         except BadArchive as problem:
-            raise self._damaged(str(problem), problem.offset) from None
+            raise self.damaged(str(problem), problem.offset) from None
 
     def piece_checksums(self, stored: StoredTensor) -> tuple[int, ...] | None:
         """Returns the checksums of the pieces of the tensor; None if it has none."""
         try:
             return piece_checksums(stored, self.read)
         except BadArchive as problem:
-            raise self._damaged(str(problem), problem.offset) from None
+            raise self.damaged(str(problem), problem.offset) from None
 
     def data(self, verify: bool) -> io.BytesIO:
         """Returns all bytes. With `verify`, they have their checksums if they are an archive."""
@@ -126,13 +126,13 @@ class Item:
         request = self.request
         ends = [at + count for at, count in zip(request.storage_offsets, request.lengths)]
         if len(ends) != len(stored) or any(end > size for end, size in zip(ends, stored)):
-            raise self._damaged(f"{self.name} is smaller than the metadata say", 0)
+            raise self.damaged(f"{self.name} is smaller than the metadata say", 0)
 
     def _check_archive(self, data: bytes) -> None:
         try:
             records = read_directory(lambda at, count: data[at : at + count], len(data))
         except BadArchive as problem:
-            raise self._damaged(str(problem), problem.offset) from None
+            raise self.damaged(str(problem), problem.offset) from None
         if not any(record.crc for record in records):
             return
         for record in records:
@@ -142,7 +142,8 @@ class Item:
                 what = f"{record.name} of {self.name}"
                 raise wrong_checksum(self.path, what, self.offset + (at or 0), record.size)
 
-    def _damaged(self, what: str, offset: int) -> OSError:
+    def damaged(self, what: str, offset: int) -> OSError:
+        """The error for an item that is not as it was written; `offset` counts from its start."""
         return damaged(self.path, f"{self.name}: {what}", self.offset + offset, self.bytes)
 
 

@@ -182,7 +182,11 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
 
     def _loaded_by_torch(self, item: Item) -> torch.Tensor:
         """Returns what a request asks for of a tensor that is more than its bytes."""
-        loaded = torch.load(item.data(self._verify), map_location="cpu", weights_only=True)
+        data = item.data(self._verify)
+        try:
+            loaded = torch.load(data, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise item.damaged(f"torch cannot load it: {error}", 0) from error
         item.check_size(loaded.size())
         request = item.request
         for dim, (at, count) in enumerate(zip(request.storage_offsets, request.lengths)):
@@ -203,6 +207,8 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
                 "allows. If you trust the file, load it with Reader(path, weights_only=False), or "
                 f"allow its classes with torch.serialization.add_safe_globals. {error}"
             ) from None
+        except Exception as error:
+            raise item.damaged(f"torch cannot load it: {error}", 0) from error
         # The planner gets a pickle that was made here.
         pickled = io.BytesIO()
         torch.save(loaded, pickled)
