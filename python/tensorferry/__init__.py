@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     import torch
 
     from . import checkpoint as checkpoint
+    from . import dcp as dcp
     from . import offload as offload
     from . import optim as optim
     from . import safetensors as safetensors
@@ -126,7 +127,7 @@ def initialize(
 if not TYPE_CHECKING:  # it would give every name to type checkers
 
     def __getattr__(name):
-        if name in ("checkpoint", "offload", "optim", "safetensors"):  # most import torch
+        if name in ("checkpoint", "dcp", "offload", "optim", "safetensors"):  # most import torch
             import importlib
 
             return importlib.import_module("." + name, __name__)

@@ -46,6 +46,15 @@ def test_examples_with_deepspeed():
     assert re.search(r"failed=0, attempted=[1-9]", done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["", "Reader", "Writer"])
+def test_examples_of_distributed_checkpoints(name):
+    pytest.importorskip("torch")
+    owner = getattr(tensorferry.dcp, name) if name else tensorferry.dcp
+    result = run_examples(owner, name or "tensorferry.dcp")
+    assert result.attempted > 0 and result.failed == 0
+
+
 def test_everything_public_is_explained():
     for name in tensorferry.__all__:
         thing = getattr(tensorferry, name)

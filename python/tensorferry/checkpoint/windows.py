@@ -10,6 +10,10 @@ import torch
 
 from .._core import Operation
 
+# What suits files of which checksums are computed: the drive does not wait for them.
+WINDOW_BYTES = 16 << 20
+WINDOWS = 6  # under way at a time
+
 
 class Part(NamedTuple):
     """A stretch of the file and its memory."""
@@ -28,7 +32,7 @@ class Piece(NamedTuple):
     last: bool  # the part ends here
 
 
-def cut(parts: Iterable[Part], window_bytes: int) -> Iterator[list[Piece]]:
+def cut(parts: Iterable[Part], window_bytes: int = WINDOW_BYTES) -> Iterator[list[Piece]]:
     """Cuts parts, in the order of the file, into windows. Takes each part as late as it can.
 
     Windows begin at multiples of `window_bytes` in the file: so direct I/O needs no odd ends.

@@ -75,11 +75,14 @@ def local_data_offset(record: Record, header: bytes) -> int | None:
 
 def _find_directory(read: Read, file_bytes: int) -> tuple[int, int, int]:
     """Returns offset, bytes and records of the directory."""
-    tail_bytes = min(file_bytes, _END_BYTES + _MAX_16 + _LOCATOR_BYTES)
-    tail_begin = file_bytes - tail_bytes
-    tail = read(tail_begin, tail_bytes)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or at + _END_BYTES > len(tail):
+    for comment_bytes in (0, _MAX_16):  # few archives have a comment
+        tail_bytes = min(file_bytes, _END_BYTES + comment_bytes + _LOCATOR_BYTES)
+        tail_begin = file_bytes - tail_bytes
+        tail = read(tail_begin, tail_bytes)
+        at = tail.rfind(b"PK\5\6")
+        if at >= 0 and at + _END_BYTES <= len(tail):
+            break
+    else:
         raise BadArchive(
             "the file does not end as a zip archive does: it is cut off or another file", file_bytes
         )

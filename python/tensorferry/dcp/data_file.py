@@ -1,0 +1,124 @@
+"""Writes the items of a checkpoint into a data file, one behind the other.
+
+Checksums are computed as the bytes pass. Tensors are taken as late as possible, so that those on
+other devices do not all need memory of the CPU at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from .._core import File
+from ..checkpoint._handle import shared_handle
+from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
+from .folder import sync
+from .piece_checksums import PIECE_BYTES, RunningChecksums, piece_count
+from .tensor_frame import TensorFrame
+
+# An item as its planner has it: the bytes of an object, or a tensor.
+Item = Callable[[], "io.BytesIO | torch.Tensor"]
+
+
+class Extent(NamedTuple):
+    """Where an item is in its file."""
+
+    offset: int
+    length: int
+
+
+def write_items(path: str, items: Iterable[Item], passed: Callable[[int], object]) -> list[Extent]:
+    """Makes the file, which must not exist, and returns when it is on the drive.
+
+    The folder has to be synced after that. `passed` is called with how many bytes of tensors
+    have been written since its last call. If anything fails, the file is removed.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with File.borrow(descriptor) as file:
+            extents = _Stream(items).write(file, passed)
+        sync(descriptor, path)
+        return extents
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+class _Stream:
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = items
+        self._frames: list[TensorFrame] = []
+        self._extents: list[Extent] = []
+        self._crcs: RunningChecksums | None = None  # of the tensor that passes
+
+    def write(self, file: File, passed: Callable[[int], object]) -> list[Extent]:
+        handle = shared_handle()
+        with UnderWay[int]() as under_way:
+            for window in cut(self._parts()):
+                if len(under_way) == WINDOWS:
+                    passed(under_way.finish_oldest())
+                for piece in window:
+                    if piece.storage is not None:
+                        self._check(piece.memory, piece.last, piece.storage)
+                writes = [(piece.memory, file, piece.offset) for piece in window]
+                count = sum(len(piece.memory) for piece in window if piece.storage is not None)
+                under_way.add(handle.write_many(writes), count)
+            while under_way:
+                passed(under_way.finish_oldest())
+        return self._extents
+
+    def _check(self, memory: torch.Tensor, last: bool, number: int) -> None:
+        frame = self._frames[number]
+        if self._crcs is None:
+            count = piece_count(frame.tensor_bytes)
+            self._crcs = RunningChecksums(of_pieces=count > 0)
+        self._crcs.add(memory)
+        if last:
+            if frame.tensor_bytes % PIECE_BYTES:
+                self._crcs.end()
+            frame.set_crc(self._crcs.whole, self._crcs.pieces)
+            self._crcs = None
+
+    def _parts(self) -> Iterator[Part]:
+        at = 0
+        for item in self._items:
+            begin = at
+            for part in self._parts_of(item(), begin):
+                at = part.offset + len(part.memory)
+                yield part
+            self._extents.append(Extent(begin, at - begin))
+
+    def _parts_of(self, data: io.BytesIO | torch.Tensor, at: int) -> Iterator[Part]:
+        if isinstance(data, torch.Tensor) and not _plain(data):
+            saved = io.BytesIO()
+            torch.save(data.cpu(), saved)
+            data = saved
+        if isinstance(data, io.BytesIO):
+            yield Part(at, memoryview(data.getvalue()), None)
+            return
+        frame = TensorFrame(data.dtype, data.shape, at)
+        yield Part(at, memoryview(frame.head), None)
+        if frame.tensor_bytes:
+            number = len(self._frames)
+            self._frames.append(frame)
+            yield Part(at + len(frame.head), bytes_of(data), number)
+        yield Part(at + len(frame.head) + frame.tensor_bytes, memoryview(frame.tail), None)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but its elements."""
+    ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return ordinary and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of the elements, one behind the other, in memory of the CPU."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    begin = tensor.storage_offset() * tensor.itemsize
+    return as_bytes(tensor.untyped_storage())[begin : begin + tensor.nbytes]

@@ -1,0 +1,276 @@
+"""Checkpoints in the layout of Hugging Face: safetensors files with whole tensors, and an index.
+
+Rank 0 lays the files out. Each rank writes the rows and columns of its shards to their places, so
+that nothing has to be put together afterwards. The files get their names when all of them are on
+the drive, and the index, which is renamed last, says which ones count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as formats
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
+from ..checkpoint._handle import shared_handle
+from ..checkpoint.windows import WINDOWS, UnderWay
+from .boxes import Box
+from .data_file import bytes_of
+from .folder import remove, sync, sync_folder
+from .pieces import Piece, windows
+from .stored_tensor import StoredTensor, contiguous
+
+INDEX = "model.safetensors.index.json"
+_HIDDEN = ".tensorferry-new"
+_OURS = re.compile(r"model-\d{5}-of-\d{5}\.[0-9a-f]{12}\.safetensors(\.tensorferry-new)?")
+# What torch writes into the metadata of files that hold shards.
+_SHARDING = "DCP_SHARDING_INFO"
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass
+class TensorPlace(_StorageInfo):  # type: ignore[misc]  # mypy knows nothing of torch
+    """Where a tensor is that has nothing around it."""
+
+    tensor: StoredTensor | None = None
+
+
+@dataclass
+class FileSet:
+    """New files, and where each tensor is in them. Rank 0 makes it, all ranks get it."""
+
+    names: list[str]
+    places: dict[str, TensorPlace]
+
+    def index(self) -> bytes:
+        """What the index file holds."""
+        total = sum(place.length for place in self.places.values())
+        files = {name: place.relative_path for name, place in sorted(self.places.items())}
+        return json.dumps(
+            {"metadata": {"total_size": total}, "weight_map": files}, indent=2
+        ).encode()
+
+
+def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, int]) -> FileSet:
+    """Makes files for the tensors, with their headers and their space.
+
+    `numbers` says which file a tensor goes to, from 1 on. Others go to the first.
+    """
+    in_file: dict[int, dict[str, Any]] = {}
+    for item in items:
+        name = item.index.fqn
+        if item.tensor_data is None:
+            raise ValueError(
+                f"{name} is no tensor, and the files of Hugging Face have nothing else: save it "
+                "elsewhere"
+            )
+        if item.tensor_data.properties.dtype not in _NAMES:
+            dtype = item.tensor_data.properties.dtype
+            raise ValueError(f"{name} is {dtype}, which safetensors files do not have")
+        in_file.setdefault(numbers.get(name, 1), {})[name] = item.tensor_data
+    made = FileSet([], {})
+    count = max(in_file, default=1)
+    token = secrets.token_hex(6)
+    try:
+        for number, tensors in sorted(in_file.items()):
+            made.names.append(f"model-{number:05}-of-{count:05}.{token}.safetensors")
+            _make_file(folder, made.names[-1], tensors, made.places)
+    except BaseException:
+        for name in made.names:
+            remove(os.path.join(folder, name + _HIDDEN))
+        raise
+    return made
+
+
+def _make_file(
+    folder: str, name: str, tensors: dict[str, Any], places: dict[str, TensorPlace]
+) -> None:
+    described = [(key, _NAMES[t.properties.dtype], list(t.size)) for key, t in tensors.items()]
+    header, order = make_safetensors_header(described, metadata={"format": "pt"}, alignment=4096)
+    offset = len(header)
+    for key in (described[number][0] for number in order):
+        dtype, size = tensors[key].properties.dtype, tuple(tensors[key].size)
+        count = math.prod(size) * dtype.itemsize
+        stored = StoredTensor(dtype, size, contiguous(size), 0, key, 0, count, None)
+        places[key] = TensorPlace(name, offset, count, tensor=stored)
+        offset += count
+    path = os.path.join(folder, name + _HIDDEN)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.posix_fallocate(descriptor, 0, offset)
+        with File.borrow(descriptor) as file:
+            shared_handle().write_now(header, file)
+        sync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def write_tensors(
+    folder: str,
+    files: FileSet,
+    items: list[WriteItem],
+    resolve: Callable[[WriteItem], torch.Tensor],
+    passed: Callable[[int], object],
+) -> list[WriteResult]:
+    """Writes what one rank has of the tensors, and returns when it is on the drive."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def opened(name: str) -> tuple[int, File]:
+            path = os.path.join(folder, name + _HIDDEN)
+            # A planner that keeps its plan leads to files of an earlier save, which have gone.
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            return descriptor, stack.enter_context(File.borrow(descriptor))
+
+        def pieces() -> Iterator[Piece]:
+            for item in items:
+                place = files.places[item.index.fqn]
+                _, file = opened(place.relative_path)
+                yield from _pieces_of(item, place, resolve(item), file)
+
+        with UnderWay[int]() as under_way:
+            for window in windows(pieces()):
+                if len(under_way) == WINDOWS:
+                    passed(under_way.finish_oldest())
+                writes = [(piece.memory, piece.file, piece.offset) for piece in window]
+                count = sum(len(piece.memory) for piece in window)
+                under_way.add(shared_handle().write_many(writes), count)
+            while under_way:
+                passed(under_way.finish_oldest())
+        for name in files.names:
+            if any(files.places[item.index.fqn].relative_path == name for item in items):
+                sync(opened(name)[0], os.path.join(folder, name))
+    return [
+        WriteResult(item.index, files.places[item.index.fqn].length, files.places[item.index.fqn])
+        for item in items
+    ]
+
+
+def _pieces_of(
+    item: WriteItem, place: TensorPlace, tensor: torch.Tensor, file: File
+) -> Iterator[Piece]:
+    assert place.tensor is not None
+    chunk = item.tensor_data.chunk
+    if tensor.dtype != place.tensor.dtype or tensor.size() != torch.Size(chunk.sizes):
+        raise ValueError(f"{item.index.fqn} is not the tensor that was planned")
+    box = Box(place.tensor, chunk.offsets, chunk.sizes)
+    if not box.bytes:
+        return
+    memory = bytes_of(tensor)
+    for run in box.all_runs(contiguous(chunk.sizes)):
+        yield Piece(
+            file, place.offset + run.source, memory[run.target : run.target + run.bytes], None
+        )
+
+
+def publish(folder: str, files: FileSet) -> None:
+    """Gives the files their names, and has the index name them; then removes the old ones."""
+    index = os.path.join(folder, INDEX)
+    old = _named_by(index)
+    for name in files.names:
+        path = os.path.join(folder, name)
+        os.rename(path + _HIDDEN, path)
+    sync_folder(folder)
+    with NewFile(index) as new:
+        shared_handle().write_now(files.index(), new.file)
+        new.commit()
+    for name in os.listdir(folder):
+        if (name in old or _OURS.fullmatch(name)) and name not in files.names:
+            remove(os.path.join(folder, name))
+
+
+def remove_leftovers(folder: str) -> None:
+    """Removes the files that killed and failed saves have left."""
+    used = _named_by(os.path.join(folder, INDEX))
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name) and name not in used:
+            remove(os.path.join(folder, name))
+
+
+def _named_by(index: str) -> set[str]:
+    """The files that an index names; none if there is no index."""
+    try:
+        with open(index, "rb") as file:
+            return set(json.load(file)["weight_map"].values())
+    except FileNotFoundError:
+        return set()
+
+
+def has_safetensors(folder: str) -> bool:
+    """Whether the folder has safetensors files and no metadata of torch's own layout."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return INDEX in names or any(name.endswith(".safetensors") for name in names)
+
+
+def read_set(folder: str) -> formats.Metadata:
+    """Returns what the files hold, as metadata of a checkpoint.
+
+    Without an index, all safetensors files of the folder count, also those with shards, which torch
+    writes.
+    """
+    metadata = formats.Metadata({}, storage_data={})
+    index = os.path.join(folder, INDEX)
+    if os.path.exists(index):
+        _add(metadata, SafetensorsFile(index), {})
+        return metadata
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            opened = SafetensorsFile(os.path.join(folder, name))
+            _add(metadata, opened, json.loads((opened.metadata or {}).get(_SHARDING, "{}")))
+    return metadata
+
+
+def _add(metadata: formats.Metadata, opened: SafetensorsFile, sharding: dict[str, Any]) -> None:
+    names = [os.path.basename(file.path) for file in opened.files]
+    for key, kind, shape, file, offset, count in opened.tensors:
+        if kind not in _DTYPES:
+            raise ValueError(f"{names[file]}: {key} is {kind}, which torch does not have")
+        size = tuple(shape)
+        first = sharding[key]["saved_offsets"] if key in sharding else [0] * len(size)
+        stored = StoredTensor(_DTYPES[kind], size, contiguous(size), 0, key, 0, count, None)
+        place = TensorPlace(names[file], offset, count, tensor=stored)
+        metadata.storage_data[formats.MetadataIndex(key, first)] = place
+        whole = metadata.state_dict_metadata.setdefault(
+            key,
+            formats.TensorStorageMetadata(
+                formats.TensorProperties(_DTYPES[kind]), torch.Size([0] * len(size)), []
+            ),
+        )
+        ends = [at + count for at, count in zip(first, size)]
+        whole.size = torch.Size(map(max, whole.size, ends))
+        whole.chunks.append(formats.ChunkStorageMetadata(torch.Size(first), torch.Size(size)))

@@ -1,0 +1,159 @@
+"""What is around the bytes of a tensor in a data file: a zip archive, as torch.save writes one.
+
+torch.load reads the item. Its bytes can begin at a multiple of 4096, so that they go between the
+drive and the tensor without a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._core import crc32
+from .piece_checksums import RECORD, piece_count
+from .stored_tensor import contiguous
+
+_FOLDER = b"archive/"
+_PIECES_RECORD = _FOLDER + RECORD.encode()
+_MAX_32 = 0xFFFFFFFF
+_JANUARY_1980 = 0x21  # zip has no earlier day
+_ALIGNMENT_FROM_BYTES = 64 << 10  # smaller tensors are not worth the padding
+
+
+class TensorFrame:
+    """The bytes in front of a tensor and those behind it, for an item at `offset` of a file."""
+
+    def __init__(self, dtype: torch.dtype, shape: Sequence[int], offset: int) -> None:
+        self.tensor_bytes = dtype.itemsize
+        for size in shape:
+            self.tensor_bytes *= size
+        self._records: list[bytes] = []  # of the directory
+        head = b""
+        for name, data in (
+            (b"data.pkl", _pickled(dtype, tuple(shape), self.tensor_bytes)),
+            (b"byteorder", sys.byteorder.encode()),
+            (b"version", b"3\n"),
+        ):
+            head += self._small_record(name, data, len(head))
+        self.head = head + self._storage_header(len(head), offset)
+        self.tail = bytearray(self._tail())
+        self.bytes = len(self.head) + self.tensor_bytes + len(self.tail)
+
+    def set_crc(self, crc: int, of_pieces: Sequence[int] = ()) -> None:
+        """Sets the checksum of the tensor's bytes, behind them and in the directory.
+
+        `of_pieces` are the checksums of its pieces, as many as piece_count() says.
+        """
+        struct.pack_into("<I", self.tail, 4, crc)
+        struct.pack_into("<I", self.tail, self._entry_at + 16, crc)
+        if not self._pieces:
+            return
+        data = struct.pack(f"<{self._pieces}I", *of_pieces)
+        end = self._pieces_at + len(data)
+        self.tail[self._pieces_at : end] = data
+        header = self._pieces_at - len(_PIECES_RECORD) - 30
+        struct.pack_into("<I", self.tail, header + 14, crc32(data))
+        struct.pack_into("<I", self.tail, self._pieces_entry_at + 16, crc32(data))
+
+    def _small_record(self, name: bytes, data: bytes, at: int) -> bytes:
+        name = _FOLDER + name
+        fields = (20, 0, 0, 0, _JANUARY_1980, crc32(data), len(data), len(data), len(name))
+        self._records.append(_entry(name, fields, at))
+        return struct.pack("<4s5H3I2H", b"PK\3\4", *fields, 0) + name + data
+
+    def _storage_header(self, at: int, offset: int) -> bytes:
+        name = _FOLDER + b"data/0"
+        alignment = 4096 if self.tensor_bytes >= _ALIGNMENT_FROM_BYTES else 64
+        padding = -(offset + at + 30 + len(name)) % alignment
+        if 0 < padding < 4:
+            padding += alignment
+        size = min(self.tensor_bytes, _MAX_32)
+        version = 45 if size == _MAX_32 else 20
+        # Bit 3: the checksum and the size are behind the data.
+        fields = (version, 8, 0, 0, _JANUARY_1980, 0, size, size, len(name))
+        self._records.append(_entry(name, fields, at, self.tensor_bytes))
+        header = struct.pack("<4s5H3I2H", b"PK\3\4", *fields[:5], 0, 0, 0, len(name), padding)
+        extra = struct.pack("<2sH", b"FB", padding - 4) if padding else b""
+        return (header + name + extra).ljust(30 + len(name) + padding, b"Z")
+
+    def _tail(self) -> bytes:
+        wide = self.tensor_bytes >= _MAX_32
+        sizes = (self.tensor_bytes, self.tensor_bytes)
+        tail = struct.pack("<4sIQQ" if wide else "<4sIII", b"PK\7\10", 0, *sizes)
+        in_front = len(self.head) + self.tensor_bytes
+        storage_entry = len(self._records) - 1
+        self._pieces = piece_count(self.tensor_bytes)
+        if self._pieces:
+            at, name = in_front + len(tail), _PIECES_RECORD.removeprefix(_FOLDER)
+            tail += self._small_record(name, bytes(4 * self._pieces), at)
+            self._pieces_at = len(tail) - 4 * self._pieces
+        begin = in_front + len(tail)
+        self._entry_at = len(tail) + sum(map(len, self._records[:storage_entry]))
+        self._pieces_entry_at = len(tail) + sum(map(len, self._records[:-1]))
+        directory = b"".join(self._records)
+        count, end = len(self._records), begin + len(directory)
+        tail += directory
+        if end >= _MAX_32:
+            tail += struct.pack(
+                "<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), begin
+            )
+            tail += struct.pack("<4sIQI", b"PK\6\7", 0, end, 1)
+        short = min(begin, _MAX_32)
+        return tail + struct.pack(
+            "<4s4HIIH", b"PK\5\6", 0, 0, count, count, len(directory), short, 0
+        )
+
+
+def _entry(name: bytes, fields: tuple[int, ...], at: int, size: int = 0) -> bytes:
+    """An entry of the directory."""
+    wide = [size, size] if size >= _MAX_32 else []
+    wide += [at] if at >= _MAX_32 else []
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    head = struct.pack("<4sH5H3I2H", b"PK\1\2", fields[0], *fields, len(extra))
+    return head + struct.pack("<HHHII", 0, 0, 0, 0, min(at, _MAX_32)) + name + extra
+
+
+class _Storage:
+    def __init__(self, identity: tuple[object, ...]) -> None:
+        self.identity = identity
+
+
+class _Tensor:
+    def __init__(self, rebuild: Any, arguments: tuple[object, ...]) -> None:
+        self._reduced = rebuild, arguments
+
+    def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
+        return self._reduced
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: object) -> tuple[object, ...] | None:
+        return value.identity if isinstance(value, _Storage) else None
+
+
+@functools.lru_cache(maxsize=1024)  # the tensors of a model have few shapes
+def _pickled(dtype: torch.dtype, shape: tuple[int, ...], tensor_bytes: int) -> bytes:
+    """What torch.save pickles for a contiguous tensor that has all of its storage."""
+    more: tuple[object, ...] = ()
+    kinds = torch.storage._dtype_to_storage_type_map()
+    if dtype in kinds:
+        kind, count = getattr(torch, kinds[dtype]), tensor_bytes // dtype.itemsize
+        rebuild = torch._utils._rebuild_tensor_v2
+    else:
+        kind, count = torch.UntypedStorage, tensor_bytes
+        rebuild = torch._utils._rebuild_tensor_v3
+        more = (dtype,)
+    storage = _Storage(("storage", kind, "0", "cpu", count))
+    hooks: OrderedDict[str, object] = OrderedDict()
+    place = (storage, 0, shape, contiguous(shape), False, hooks)
+    out = io.BytesIO()
+    _Pickler(out, protocol=2).dump(_Tensor(rebuild, (*place, *more)))
+    return out.getvalue()

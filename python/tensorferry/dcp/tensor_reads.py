@@ -1,0 +1,187 @@
+"""Reads tensors of data files into the tensors of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from .._core import File
+from ..checkpoint._handle import shared_handle
+from ..checkpoint.torch_layout import wrong_checksum
+from ..checkpoint.windows import WINDOWS, UnderWay, as_bytes
+from .boxes import Box
+from .piece_checksums import PIECE_BYTES, RunningChecksums
+from .pieces import Piece, windows
+
+# A smaller part of a tensor would cost too much beside it.
+_PIECES_FROM_BYTES = 1 << 20
+
+
+class TensorRead:
+    """Fills a tensor with a box, which is not empty, of a stored one.
+
+    `name` is that of the tensor, for errors; `filled` is called when the tensor has its bytes.
+    """
+
+    def __init__(
+        self,
+        box: Box,
+        target: torch.Tensor,
+        source: tuple[File, int],  # where the item begins
+        name: str,
+        verify: bool,
+        filled: Callable[[], object],
+    ) -> None:
+        self._file = source[0]
+        self._offset = source[1] + box.stored.offset  # of the storage, in the file
+        self._box = box
+        self._target = target
+        self._name = name
+        self._filled = filled
+        self._verify = verify and box.stored.crc is not None
+        self._crcs = RunningChecksums(of_pieces=False) if self._verify and box.whole else None
+        self._pieces: tuple[int, ...] = ()  # the expected ones
+        self._first_piece = 0
+        self._own: torch.Tensor | None = None  # if the bytes do not go straight into the target
+        self._edges: list[tuple[torch.Tensor, torch.Tensor]] = []  # (from, to)
+        self._bytes_left = 0
+
+    @property
+    def wants_pieces(self) -> bool:
+        """Whether checksums of pieces can be compared: some bytes, in a row, of a large tensor."""
+        box = self._box
+        large = box.bytes >= _PIECES_FROM_BYTES and box.stored.pieces is not None
+        in_a_row = box.one_run and self._in_place() and self._target.is_contiguous()
+        return self._verify and not box.whole and large and in_a_row
+
+    def verify_pieces(self, checksums: tuple[int, ...]) -> None:
+        """Reads whole pieces, and compares them with these checksums of all pieces."""
+        self._first_piece = self._box.first() // PIECE_BYTES
+        self._pieces = checksums
+        self._crcs = RunningChecksums(self._first_piece * PIECE_BYTES)
+
+    def pieces(self) -> Iterator[Piece]:
+        """What to read, in the order of the file. Makes memory when it is asked."""
+        if self._pieces:
+            yield from self._whole_pieces()
+            return
+        # A checksum needs the bytes in the order of the file.
+        in_order = self._box.in_file_order or self._crcs is None
+        runs = self._box.runs(self._target.stride()) if self._in_place() and in_order else None
+        if runs is None:
+            self._bytes_left = self._box.span()
+            self._own = torch.empty(self._bytes_left, dtype=torch.uint8)
+            yield Piece(self._file, self._offset + self._box.first(), self._own, self)
+            return
+        self._bytes_left = self._box.bytes
+        memory, begin = self._target_bytes()
+        for source, target, count in runs:
+            part = memory[begin + target : begin + target + count]
+            yield Piece(self._file, self._offset + source, part, self)
+
+    def _whole_pieces(self) -> Iterator[Piece]:
+        """The box and, in memory of its own, the rest of its first and its last piece."""
+        first, end = self._box.first(), self._box.first() + self._box.bytes
+        begin = first - first % PIECE_BYTES
+        stop = min(-(-end // PIECE_BYTES) * PIECE_BYTES, self._box.stored.bytes)
+        self._bytes_left = stop - begin
+        memory, at = self._target_bytes()
+        target = memory[at : at + self._box.bytes]
+        inner, outer = first, end
+        if begin < first:
+            inner = begin + PIECE_BYTES
+            edge = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+            self._edges.append((edge[first - begin :], target[: inner - first]))
+            yield Piece(self._file, self._offset + begin, edge, self)
+        if end < stop:
+            outer = end - end % PIECE_BYTES
+        if inner < outer:
+            part = target[inner - first : outer - first]
+            yield Piece(self._file, self._offset + inner, part, self)
+        if end < stop:
+            edge = torch.empty(stop - outer, dtype=torch.uint8)
+            self._edges.append((edge[: end - outer], target[outer - first :]))
+            yield Piece(self._file, self._offset + outer, edge, self)
+
+    def _target_bytes(self) -> tuple[torch.Tensor, int]:
+        """All bytes of the storage of the target, and where the target begins in them."""
+        storage = as_bytes(self._target.untyped_storage())
+        return storage, self._target.storage_offset() * self._target.itemsize
+
+    def fill_from(self, item: bytearray) -> None:
+        """Takes the bytes from an item that is in memory, instead of reading them."""
+        begin = self._box.stored.offset + self._box.first()
+        self._bytes_left = self._box.span()
+        self._own = torch.frombuffer(item, dtype=torch.uint8, offset=begin, count=self._bytes_left)
+        self.passed(self._own)
+
+    def passed(self, memory: torch.Tensor) -> None:
+        """Takes note of bytes that have been read, in the order of the file."""
+        if self._crcs is not None:
+            self._crcs.add(memory.cpu())
+        self._bytes_left -= len(memory)
+        if not self._bytes_left:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._compare()
+        stored = self._box.stored
+        if self._own is not None:
+            elements = self._own.view(stored.dtype)
+            self._target.copy_(elements.as_strided(self._box.lengths, stored.stride))
+            self._own = None
+        for edge, target in self._edges:
+            target.copy_(edge)
+        self._edges.clear()
+        self._filled()
+
+    def _compare(self) -> None:
+        if self._crcs is None:
+            return
+        stored = self._box.stored
+        what = f"{stored.record} of {self._name}"
+        if not self._pieces:
+            if self._crcs.whole != stored.crc:
+                raise wrong_checksum(self._file.path, what, self._offset, stored.bytes)
+            return
+        if (self._box.first() + self._box.bytes) > stored.bytes // PIECE_BYTES * PIECE_BYTES:
+            self._crcs.end()  # the last piece is shorter than the others
+        for number, crc in enumerate(self._crcs.pieces, self._first_piece):
+            if crc != self._pieces[number]:
+                offset = self._offset + number * PIECE_BYTES
+                raise wrong_checksum(self._file.path, what, offset, PIECE_BYTES)
+
+    def _in_place(self) -> bool:
+        target = self._target
+        return (
+            type(target) in (torch.Tensor, torch.nn.Parameter)
+            and target.layout is torch.strided
+            and target.dtype == self._box.stored.dtype
+            and target.device.type in ("cpu", "cuda")
+            and not target.is_conj()
+            and not target.is_neg()
+        )
+
+
+def carry_out(reads: Iterable[TensorRead], passed: Callable[[int], object]) -> None:
+    """Carries out reads, which come in the order of their files.
+
+    Calls `passed` with how many bytes have been read since its last call.
+    """
+    handle = shared_handle()
+    with UnderWay[list[Piece]]() as under_way:
+
+        def finish_oldest() -> None:
+            pieces = under_way.finish_oldest()
+            for piece in pieces:
+                piece.owner.passed(piece.memory)
+            passed(sum(len(piece.memory) for piece in pieces))
+
+        for window in windows(piece for read in reads for piece in read.pieces()):
+            if len(under_way) == WINDOWS:
+                finish_oldest()
+            transfers = [(piece.memory, piece.file, piece.offset) for piece in window]
+            under_way.add(handle.read_many(transfers), window)
+        while under_way:
+            finish_oldest()

@@ -1,0 +1,84 @@
+"""Checkpoints of several ranks: torch's writer and reader and ours, and other numbers of ranks."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dcp_job import full_tensors
+
+JOB = os.path.join(os.path.dirname(__file__), "dcp_job.py")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Runs a function of dcp_job.py on a number of ranks."""
+    job = subprocess.Popen(
+        [sys.executable, JOB],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+    )
+
+    def run(ranks, function, folder, *arguments):
+        print(json.dumps([ranks, function, str(folder), *arguments]), file=job.stdin, flush=True)
+        assert json.loads(job.stdout.readline()) == [0] * ranks
+
+    yield run
+    job.stdin.close()
+    assert job.wait(timeout=60) == 0
+
+
+def data_files(folder):
+    return sorted(name for name in os.listdir(folder) if name.endswith(".distcp"))
+
+
+@pytest.mark.parametrize("writer, reader", [("tensorferry", "torch"), ("torch", "tensorferry")])
+def test_ranks_load_what_torch_saved_and_the_other_way_round(run, tmp_path, writer, reader):
+    run(2, "save", tmp_path, writer, 3)
+    run(2, "load", tmp_path, reader, 3)
+
+
+def test_another_number_of_ranks_loads(run, tmp_path):
+    run(2, "save", tmp_path, "tensorferry", 4)
+    run(4, "load", tmp_path, "tensorferry", 4)
+    run(4, "save", tmp_path, "tensorferry", 5)
+    assert len(data_files(tmp_path)) == 4  # those of the first save are gone
+    run(1, "load", tmp_path, "tensorferry", 5)
+
+
+def test_async_save_of_ranks(run, tmp_path):
+    run(2, "asynchronous", tmp_path)
+    assert len(data_files(tmp_path)) == 2
+
+
+def test_ranks_that_save_without_each_other(run, tmp_path):
+    run(2, "alone", tmp_path)
+    assert len(data_files(tmp_path)) == 2
+
+
+def test_ranks_write_whole_tensors_for_hugging_face(run, tmp_path):
+    from safetensors.torch import load_file
+
+    run(2, "save_huggingface", tmp_path, 6)
+    with open(tmp_path / "model.safetensors.index.json") as file:
+        index = json.load(file)
+    files = set(index["weight_map"].values())
+    assert sorted([*files, "model.safetensors.index.json"]) == sorted(os.listdir(tmp_path))
+    loaded = {}
+    for name in files:
+        loaded |= load_file(tmp_path / name)
+    expected = full_tensors(6)
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, loaded[name]), name
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in loaded.values())
+
+
+def test_shards_of_hugging_face_files_are_loaded(run, tmp_path):
+    run(2, "load_huggingface", tmp_path, 7)
