@@ -26,6 +26,7 @@ nitpick_ignore_regex = [
     ("py:.*", "Literal|Iterable|Callable|Generator"),
     ("py:class", "Model"),  # any torch.nn.Module
     ("py:class", "Progress"),  # True, or a function of (done bytes, total bytes)
+    ("py:class", "MapLocation|ModuleType"),  # as in torch.load and torch.save
     ("cpp:identifier", r"(std|at|torch|Clock)(::.*)?|tensorferry"),
 ]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from gpu_tensors import MiB
+from tensorferry._shared_handle import shared_handle
 from tensorferry.safetensors import SafetensorError, safe_open
-from tensorferry.safetensors._handle import shared_handle
 from tensorferry.safetensors.torch import load_file, load_model, save, save_file, save_model
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64]

@@ -10,7 +10,7 @@ from functools import cache
 # know each other. Rooms that do not exist yet have their place too.
 LAYERS = [
     {"_core"},
-    {"_callbacks", "_import_watch", "_notes", "_tracing"},
+    {"_callbacks", "_import_watch", "_notes", "_progress", "_shared_handle", "_tracing"},
     {"aio"},
     {"deepspeed", "sweep"},
     {"_memory"},

@@ -276,7 +276,7 @@ def test_ctrl_c_leaves_the_old_file(tmp_path):
                 reports.append(done)
                 if len(reports) == int(sys.argv[2]):
                     os.kill(os.getpid(), signal.SIGINT)
-            import tensorferry.checkpoint.progress as progress
+            import tensorferry._progress as progress
             progress._INTERVAL_SECONDS = 0
             try:
                 checkpoint.save(torch.ones(40 << 20), sys.argv[1], progress=report)

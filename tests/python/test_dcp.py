@@ -232,7 +232,7 @@ def test_rows_are_read_alone(tmp_path):
 
 
 def bytes_read():
-    from tensorferry.checkpoint._handle import shared_handle
+    from tensorferry._shared_handle import shared_handle
 
     return shared_handle().stats()["read_bytes"]
 

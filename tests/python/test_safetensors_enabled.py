@@ -12,7 +12,7 @@ from programs import check_python, run_python
 START = """
 import sys, torch
 import tensorferry.safetensors
-from tensorferry.safetensors._handle import shared_handle
+from tensorferry._shared_handle import shared_handle
 
 def moved():
     stats = shared_handle().stats()

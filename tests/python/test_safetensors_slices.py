@@ -12,7 +12,7 @@ import tensorferry.safetensors
 import tensorferry.safetensors.torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
-from tensorferry.safetensors._handle import shared_handle
+from tensorferry._shared_handle import shared_handle
 
 ours = tensorferry.safetensors
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.serialization import config
 
-from .progress import Progress
+from .._progress import Progress
 from .torch_layout import NotOurs
 from .torch_reader import MapLocation, load_torch_file
 from .torch_writer import save_torch_file

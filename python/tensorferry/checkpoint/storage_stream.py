@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from .._core import File, PinnedBuffer, crc32
-from ._handle import shared_handle
-from .progress import ProgressReport
+from .._progress import ProgressReport
+from .._shared_handle import shared_handle
 from .torch_layout import Place, check_header, wrong_checksum
 from .windows import Part, Piece, UnderWay, as_bytes, cut
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .._core import File
-from .progress import Progress, ProgressReport
+from .._progress import Progress, ProgressReport
 from .storage_stream import StorageStream
 from .torch_layout import NotOurs, TorchLayout
 from .zip_archive import LOCAL_HEADER_BYTES

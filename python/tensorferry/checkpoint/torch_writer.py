@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from .._core import File, NewFile, PinnedBuffer, crc32
-from ._handle import shared_handle
-from .progress import Progress, ProgressReport
+from .._progress import Progress, ProgressReport
+from .._shared_handle import shared_handle
 from .skeleton import Skeleton, make_skeleton
 from .windows import Part, Piece, UnderWay, as_bytes, cut
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from .._core import File
-from ..checkpoint._handle import shared_handle
+from .._shared_handle import shared_handle
 from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .folder import sync
 from .piece_checksums import PIECE_BYTES, RunningChecksums, piece_count

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from .._core import File, crc32
-from ..checkpoint._handle import shared_handle
+from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import damaged, wrong_checksum
 from ..checkpoint.windows import UnderWay
 from ..checkpoint.zip_archive import (

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from .._core import NewFile, crc32
-from ..checkpoint._handle import shared_handle
+from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import damaged
 
 # Behind the pickle, where other readers do not look.

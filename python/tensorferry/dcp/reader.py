@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ..checkpoint.progress import Progress, ProgressReport
+from .._progress import Progress, ProgressReport
 from .boxes import Box
 from .folder import metadata_name
 from .items import Item, opened

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
-from ..checkpoint._handle import shared_handle
+from .._shared_handle import shared_handle
 from ..checkpoint.windows import WINDOWS, UnderWay
 from .boxes import Box
 from .data_file import bytes_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from .._core import File
-from ..checkpoint._handle import shared_handle
+from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import wrong_checksum
 from ..checkpoint.windows import WINDOWS, UnderWay, as_bytes
 from .boxes import Box

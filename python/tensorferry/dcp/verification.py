@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from ..checkpoint.progress import Progress
+from .._progress import Progress
 from .folder import metadata_ranks
 from .reader import Reader
 

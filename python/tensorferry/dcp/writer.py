@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ..checkpoint.progress import Progress, ProgressReport
+from .._progress import Progress, ProgressReport
 from .data_file import write_items
 from .folder import (
     METADATA,

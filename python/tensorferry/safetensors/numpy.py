@@ -21,7 +21,7 @@ from .serialization import TensorSpec, deserialize, serialize, serialize_file
 if TYPE_CHECKING:
     import os
 
-    from .progress import Progress
+    from .._progress import Progress
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

@@ -6,7 +6,8 @@ import errno
 import math
 
 from .. import _core
-from ._handle import shared_handle
+from .._progress import report_of, wait_for
+from .._shared_handle import shared_handle
 from .devices import device_named, framework_named
 from .errors import (
     SafetensorError,
@@ -17,7 +18,6 @@ from .errors import (
 )
 from .frameworks import NumpyArrays, TorchTensors
 from .indexing import box_by_safetensors, box_by_torch
-from .progress import report_of, wait_for
 from .serialization import BITS
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NamedTuple
 
+    from .._progress import Progress
     from .frameworks import Framework
     from .indexing import Range
-    from .progress import Progress
 
     class Info(NamedTuple):
         """What the header says of a tensor."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 
 from .. import _core
-from ._handle import shared_handle
+from .._progress import report_of
+from .._shared_handle import shared_handle
 from .errors import (
     PACKED_MISFIT,
     SIZE_OVERFLOW,
@@ -16,7 +17,6 @@ from .errors import (
     header_error,
     saving_error,
 )
-from .progress import report_of
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from .progress import Progress
+    from .._progress import Progress
 
 # The bits of each, by the name that files have for it.
 BITS = {

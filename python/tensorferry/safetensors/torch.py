@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import os
     from typing import Any
 
-    from .progress import Progress
+    from .._progress import Progress
 
 __all__ = [
     "load",

@@ -1,10 +1,10 @@
-"""The handle that all reads and saves of this process share."""
+"""The handle that all saves and loads of checkpoints share in a process."""
 
 from __future__ import annotations
 
 import os
 
-from .._core import Handle
+from ._core import Handle
 
 # By process: a forked child cannot use the handle of its parent, and leaves it alone.
 _handles: dict[int, Handle] = {}

@@ -1,20 +1,18 @@
-"""Tells how far a load or a save has come."""
+"""Tells how far a save or a load has come."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
+    from ._core import Operation
 
-    from .._core import Operation
-
-    # True prints a bar; a function gets the bytes that are done and the bytes in all.
-    Progress: TypeAlias = bool | Callable[[int, int], object] | None
+# True prints a bar; a function gets the bytes that are done and the bytes in all.
+Progress = bool | Callable[[int, int], object] | None
 
 _INTERVAL_SECONDS = 0.1
 _BAR_CELLS = 30
@@ -48,6 +46,26 @@ def wait_for(operation: Operation, total: int, report: Callable[[int, int], obje
         while not operation.done():
             time.sleep(0.001)
         raise
+
+
+class ProgressReport:
+    """Passes on at most ten reports a second, and the last one."""
+
+    def __init__(self, progress: Progress, what: str, total: int) -> None:
+        self._tell = report_of(progress, what)
+        self._total = total
+        self._told = time.monotonic()
+
+    def update(self, done: int) -> None:
+        if self._tell is None:
+            return
+        now = time.monotonic()
+        if done >= self._total or now - self._told >= _INTERVAL_SECONDS:
+            self._told = now
+            tell = self._tell
+            if done >= self._total:
+                self._tell = None  # that was the last report
+            tell(done, self._total)
 
 
 class _Bar:
