@@ -172,8 +172,10 @@ class RunBuilder {
                     .hint = "it overlaps another transfer of the same call"});
     }
     const bool near = same_file && part.offset >= end_ && part.gpu == first_->gpu;
-    if (near && part.offset == end_ && part.memory == memory_end()) {
-      transfer_.pieces.back().bytes += part.bytes;  // one piece, as if the user had joined them
+    // Neighbours in memory are one piece, as if the user had joined them. Not on a GPU: they may be
+    // two allocations, which no copy may span.
+    if (near && part.gpu < 0 && part.offset == end_ && part.memory == memory_end()) {
+      transfer_.pieces.back().bytes += part.bytes;
     } else {
       const std::uint64_t gap = near ? part.offset - end_ : 0;
       if (!near || gap > gap_bytes_max() || !shares_requests(part)) {
