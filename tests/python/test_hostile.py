@@ -266,15 +266,17 @@ def test_locked_tensors_do_not_depend_on_torchs_defaults(monkeypatch):
     assert aio_handle().new_cpu_locked_tensor(10, example).dtype == torch.float32
 
 
-def test_looking_for_deepspeed_does_not_disarm_the_variable():
-    pytest.importorskip("deepspeed")
+@pytest.mark.parametrize("package", ["deepspeed", "safetensors"])
+def test_looking_for_a_package_does_not_disarm_the_variable(package):
+    pytest.importorskip(package)
     check = """
         import importlib.util, sys, tensorferry._at_start
-        assert importlib.util.find_spec("deepspeed") is not None
-        assert any(type(finder).__name__ == "_Watch" for finder in sys.meta_path)
+        assert importlib.util.find_spec(sys.argv[1]) is not None
+        assert any(type(finder).__name__ == "ImportWatch" for finder in sys.meta_path)
         """
-    check_python(check, DS_ACCELERATOR="cpu")
-    assert importlib.util.find_spec("deepspeed") is not None
+    variable = {f"TENSORFERRY_{package.upper()}": "1"}
+    check_python(check, package, DS_ACCELERATOR="cpu", **variable)
+    assert importlib.util.find_spec(package) is not None
 
 
 def test_an_exit_handler_may_join_a_thread_that_waits(big):
