@@ -48,9 +48,10 @@ Result<Slices> slices_of(const TensorInfo& tensor, std::span<const IndexRange> r
   }
   const auto splits_byte = [](std::uint64_t bits) { return bits % 8 != 0; };
   bool split = splits_byte(run_bits) || splits_byte(offset_bits);
-  for (auto dimension = inner_first.rbegin(); dimension != inner_first.rend(); ++dimension) {
-    split |= splits_byte(dimension->step);
-    slices.dimensions.push_back({dimension->count, dimension->step / 8});
+  std::reverse(inner_first.begin(), inner_first.end());
+  for (const Slices::Dimension& dimension : inner_first) {
+    split |= splits_byte(dimension.step);
+    slices.dimensions.push_back({dimension.count, dimension.step / 8});
   }
   if (split) return refuse("its elements are packed, and the range begins or ends within a byte");
   slices.offset = offset_bits / 8;

@@ -235,8 +235,8 @@ void Transfer::hear_witness(bool all_moved, bool all_done) noexcept {
   const std::optional<Error> wrong = heard->verdict();
   if (!wrong) return;
   const std::lock_guard lock(mutex_);
-  if (error_ && !(all_done && error_->code() == ECANCELED)) return;
-  error_ = std::make_unique<const Error>(*wrong);
+  const bool late = all_done && error_ && error_->code() == ECANCELED;
+  if (!error_ || late) error_ = std::make_unique<const Error>(*wrong);
 }
 
 void Transfer::complete() noexcept {
