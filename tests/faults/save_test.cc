@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <csignal>
 #include <filesystem>
 #include <random>
@@ -47,7 +48,11 @@ class Model {
   // The version of the file if all of it is there and of one version; else throws, or returns 0.
   [[nodiscard]] std::uint32_t version_of(Handle& handle, const std::string& path) const {
     const Safetensors file = Safetensors::open(path);
-    const auto version = static_cast<std::uint32_t>(std::stoul(file.metadata()->at("version")));
+    std::uint32_t version = 0;
+    for (const auto& [key, value] :
+         file.metadata().value_or(std::map<std::string, std::string>())) {
+      if (key == "version") std::from_chars(value.data(), value.data() + value.size(), version);
+    }
     std::vector<support::Memory> memories;
     std::vector<TensorRead> reads;
     std::vector<std::string> names;
@@ -107,11 +112,7 @@ TEST(CheckpointFaults, after_a_power_cut_the_old_file_or_the_new_one_is_whole) {
     const std::uint32_t next = version + 1;
     std::atomic<bool> saved{false};
     std::thread saver([&] {
-      try {
-        model.save(handle, device.file("model"), next);
-        saved = true;
-      } catch (const Error&) {  // the power went first
-      }
+      saved = !thrown_by([&] { model.save(handle, device.file("model"), next); }).has_value();
     });
     std::this_thread::sleep_for(std::chrono::microseconds(dice() % (2 * usual)));
     const bool known = saved;
@@ -282,13 +283,7 @@ TEST(CheckpointFaults, of_ten_thousand_flipped_bits_every_one_in_a_tensor_is_nam
     ASSERT_EQ(::pread(fd, &byte, 1, static_cast<off_t>(at)), 1);
     const auto flipped = static_cast<unsigned char>(byte ^ (1U << (dice() % 8)));
     ASSERT_EQ(::pwrite(fd, &flipped, 1, static_cast<off_t>(at)), 1);
-    std::uint32_t found = 0;
-    const auto error = thrown_by([&] {
-      try {
-        found = model.version_of(handle, path);
-      } catch (const std::logic_error&) {  // the flip changed the version in the metadata
-      }
-    });
+    const auto error = thrown_by([&] { (void)model.version_of(handle, path); });
     for (const TensorInfo& tensor : whole.tensors()) {
       if (at < tensor.offset || at >= tensor.offset + tensor.bytes) continue;
       ++in_tensors;
