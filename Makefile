@@ -52,7 +52,7 @@ with_python = -DTENSORFERRY_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
 build_all = $(SETUP) packages build && $(SETUP) venv && $(call build,release,$(with_python))
 # What the sanitizers look at.
 ASAN_TESTS ?= all
-TSAN_TESTS ?= engines_test memory_test handle_test swap_test stress_test
+TSAN_TESTS ?= engines_test memory_test handle_test swap_test checkpoint_test stress_test
 FUZZERS = $(patsubst tests/fuzz/%_fuzzer.cc,%,$(wildcard tests/fuzz/*_fuzzer.cc))
 # What clang-tidy looks at: the sources, and the tests, for which tests/.clang-tidy has a word.
 TIDY_SOURCES ?= /(src(/[a-z]+)+|python/src)/\w+(?<!_test)\.cc$$
