@@ -50,11 +50,10 @@ class Reads {
     const handle::Part all = handle::part_of(read.memory, file, tensor->offset, read.stream);
     std::byte* memory = all.memory;
     slices.value().for_each([&](std::uint64_t offset) {
-      handle::Part part = all;
+      handle::Part& part = parts_.emplace_back(all);
       part.memory = std::exchange(memory, memory + slices.value().bytes);
       part.bytes = slices.value().bytes;
       part.offset += offset;
-      if (!joined(part)) parts_.push_back(std::move(part));
     });
     return Nothing{};
   }
@@ -65,17 +64,6 @@ class Reads {
   }
 
  private:
-  // Tensors that follow each other in the file and in memory are one part: the pages of fresh
-  // memory are then made ahead, and no request ends where a tensor does.
-  bool joined(const handle::Part& part) {
-    if (parts_.empty()) return false;
-    handle::Part& last = parts_.back();
-    const bool follows = last.file == part.file && last.offset + last.bytes == part.offset &&
-                         last.memory + last.bytes == part.memory && last.gpu < 0 && part.gpu < 0;
-    if (follows) last.bytes += part.bytes;
-    return follows;
-  }
-
   Status watch(const TensorInfo& tensor, bool whole) {
     if (verify_ == Verify::no) return Nothing{};
     if (!names_.insert(&tensor).second) {
