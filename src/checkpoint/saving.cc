@@ -42,8 +42,15 @@ void wait_for(const Operation& operation, const std::string& path, std::uint64_t
   }
 }
 
-std::vector<NewTensor> new_tensors(const std::string& path, std::span<const TensorWrite> tensors) {
-  std::vector<NewTensor> described;
+std::vector<NewTensor> described(std::span<const TensorWrite> tensors) {
+  std::vector<NewTensor> all;
+  for (const TensorWrite& tensor : tensors) {
+    all.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  return all;
+}
+
+void check_sizes(const std::string& path, std::span<const TensorWrite> tensors) {
   for (const TensorWrite& tensor : tensors) {
     const std::uint64_t bytes = tensor_bytes(tensor.dtype, tensor.shape).or_throw();
     if (tensor.memory.size() != bytes) {
@@ -51,9 +58,7 @@ std::vector<NewTensor> new_tensors(const std::string& path, std::span<const Tens
                              " bytes by its shape, and the memory has " +
                              std::to_string(tensor.memory.size()));
     }
-    described.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
-  return described;
 }
 
 }  // namespace
@@ -62,18 +67,15 @@ std::vector<NewTensor> new_tensors(const std::string& path, std::span<const Tens
 
 SafetensorsHeader make_safetensors_header(std::span<const TensorWrite> tensors,
                                           const SafetensorsOptions& options) {
-  std::vector<checkpoint::NewTensor> described;
-  for (const TensorWrite& tensor : tensors) {
-    described.push_back({tensor.name, tensor.dtype, tensor.shape});
-  }
-  auto made = checkpoint::make_header(described, options.metadata, options.alignment).or_throw();
+  using namespace checkpoint;
+  auto made = make_header(described(tensors), options.metadata, options.alignment).or_throw();
   return {std::move(made.bytes), std::move(made.order)};
 }
 
 void save_safetensors(Handle& handle, const std::string& path, std::span<const TensorWrite> tensors,
                       const SafetensorsOptions& options) {
   using namespace checkpoint;
-  const std::vector<NewTensor> described = new_tensors(path, tensors);
+  check_sizes(path, tensors);
   Metadata metadata = options.metadata.value_or(Metadata{});
   if (metadata.contains(std::string(checksums_key))) {
     throw refuse(path, "the metadata must not have the key " + std::string(checksums_key) +
@@ -92,7 +94,7 @@ void save_safetensors(Handle& handle, const std::string& path, std::span<const T
       entries = metadata;
       (*entries)[std::string(checksums_key)] = write_checksums(of_tensors);
     }
-    return make_header(described, entries, options.alignment).or_throw();
+    return make_header(described(tensors), entries, options.alignment).or_throw();
   };
   const NewHeader header = header_now();
   auto& system = handle.conductor().system();
