@@ -584,6 +584,22 @@ TEST_P(EngineContract, an_engine_that_ends_leaves_no_descriptor_and_no_thread) {
   EXPECT_EQ(settled_threads(threads), threads);
 }
 
+TEST_P(EngineContract, many_engines_together_have_few_threads) {
+  const std::size_t limit = std::max(4 * std::thread::hardware_concurrency(), 64U);
+  const std::size_t count = limit / depth + 4;
+  const Memory memory(depth * 4096);
+  const std::size_t before = own_threads();
+  std::vector<std::unique_ptr<Engine>> engines(count);
+  for (auto& engine : engines) {
+    engine = open();
+    ASSERT_EQ(engine->submit(reads(memory, 4096)).taken, depth);
+  }
+  EXPECT_LE(own_threads(), before + limit + count);
+  for (auto& engine : engines) {
+    for (const Completion& done : reap_all(*engine, depth)) EXPECT_EQ(done.result, 4096);
+  }
+}
+
 TEST_P(EngineContract, an_engine_is_closed_in_programs_it_starts) {
   const auto engine = open();
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -2,6 +2,7 @@
 // fallback that works everywhere, and the right choice for files without O_DIRECT. The engine `gds`
 // is the same with cuFile for memory of a GPU.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
@@ -22,6 +23,14 @@ namespace {
 // More threads would only compete for the processor; further requests wait in the queue.
 constexpr unsigned threads_max = 16;
 
+// The threads of all engines of the process. Each engine may have one; more only within the limit.
+std::atomic<unsigned> all_threads{0};
+
+unsigned all_threads_max() noexcept {
+  static const unsigned max = std::max(4 * std::thread::hardware_concurrency(), 64U);
+  return max;
+}
+
 class ThreadsEngine final : public Engine {
  public:
   ThreadsEngine(EngineKind kind, unsigned depth, os::System& system)
@@ -37,6 +46,7 @@ class ThreadsEngine final : public Engine {
     }
     work_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    all_threads -= static_cast<unsigned>(threads_.size());
   }
 
   [[nodiscard]] EngineKind kind() const noexcept override { return kind_; }
@@ -104,8 +114,15 @@ class ThreadsEngine final : public Engine {
   // Called with the lock held.
   void start_threads(std::size_t waiting) {
     while (idle_ + starting_ < waiting && threads_.size() < std::min(depth_, threads_max)) {
+      if (all_threads.fetch_add(1) >= all_threads_max() && !threads_.empty()) {
+        --all_threads;
+        return;
+      }
       auto thread = os::start_thread("ferry-pread", [this] { run(); });
-      if (!thread) return;
+      if (!thread) {
+        --all_threads;
+        return;
+      }
       threads_.push_back(std::move(*thread));
       ++starting_;
     }
