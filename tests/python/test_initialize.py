@@ -353,6 +353,8 @@ def test_fp16_scales_the_loss_and_leaves_out_steps_that_overflow(caplog):
         {"pin_memory": False},
         {"fast_init": True},
         {"fast_init": False},
+        {"ratio": 0.4},
+        {"ratio": 0},
     ],
 )
 def test_settings_of_the_optimizers_buffers_change_no_number(offload):
@@ -384,6 +386,21 @@ def optimizer_of(**offload):
 def test_buffers_are_as_many_as_configured():
     sizes = [optimizer_of(buffer_count=n).stats()["buffer_bytes"] for n in (1, 2, 6)]
     assert sizes[1] == 2 * sizes[0] and sizes[2] == 6 * sizes[0]
+
+
+def test_ratio_is_the_share_of_the_states_on_the_drive():
+    for ratio, share in ((1.0, 0), (0.0, 1)):
+        optimizer = optimizer_of(ratio=ratio)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = torch.ones_like(param)
+        optimizer.step()
+        stats = optimizer.stats()
+        states = stats["kept_bytes"] + stats["tensor_bytes"]
+        assert states > 0 and stats["kept_bytes"] == share * states
+        optimizer.close()
+    with pytest.raises(tensorferry.ConfigError, match="ratio is 1.5: it must be at most 1"):
+        optimizer_of(ratio=1.5)
 
 
 def test_pin_memory_decides_whether_the_buffers_are_locked():

@@ -156,7 +156,7 @@ class Config:
             result["pipeline_read"] = section.boolean("pipeline_read", True)
             result["pipeline_write"] = section.boolean("pipeline_write", False)
             result["fast_init"] = section.boolean("fast_init", False)
-            section.refuse("ratio", 1.0, "all states go to the same device")
+            result["ratio"] = section.share("ratio", 1.0)
             section.refuse("super_offload", False, "not supported here")
             section.machinery("cpuadam_cores_perc")
         section.done()

@@ -160,6 +160,8 @@ def _offload_options(config: Config) -> dict[str, Any]:
         "pipeline_write": section["pipeline_write"],
         "fast_init": section["fast_init"],
         "pin_memory": section["pin_memory"],
+        # DeepSpeed's ratio is the share that it offloads.
+        "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%",
         # If the weights do not fit into memory, neither do their gradients.
         "offload_gradients": config.offload_param["device"] == "nvme",
         **config.handle_options,

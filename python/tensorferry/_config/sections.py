@@ -77,6 +77,14 @@ class Section:
             raise ConfigError(f"{self.path(name)} is {value!r}: it must be at least {least}")
         return value
 
+    def share(self, names: str | Sequence[str], default: Any) -> Any:
+        """Reads a number from 0 to 1."""
+        value = self.number(names, default, least=0)
+        if value > 1:
+            name, _ = self._get(names, default)
+            raise ConfigError(f"{self.path(name)} is {value!r}: it must be at most 1")
+        return value
+
     def whole(
         self,
         names: str | Sequence[str],

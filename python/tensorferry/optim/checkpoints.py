@@ -32,7 +32,8 @@ def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) ->
             numbers.setdefault(param, len(numbers))
         packed["params"] = [numbers[param] for param in group["params"]]
         groups.append(packed)
-    states = {number: _mapped_states(param, sub_groups, store) for param, number in numbers.items()}
+    with store.all_on_drive(sub_groups):
+        states = {n: _mapped_states(param, sub_groups, store) for param, n in numbers.items()}
     return {
         "state": {number: own for number, own in states.items() if own},
         "param_groups": groups,
@@ -103,7 +104,9 @@ def _check_shapes(states: States, sub_groups: SubGroups) -> None:
 @torch.no_grad()
 @letting_go()
 def import_states(states: States, sub_groups: SubGroups, store: StateStore) -> None:
-    """Writes states of whole parameters to the drive, one sub-group at a time."""
+    """Writes states of whole parameters to the drive, or to the memory that keeps them, one
+    sub-group at a time."""
+    store.kept.choose(sub_groups)
     for group in sub_groups:
         pieces = {}
         for shard in group.shards:
@@ -121,7 +124,9 @@ def _write_pieces(
         store.drop(group)
         return
     fields = group.lay_out(pieces)
-    memory = store.take(torch.device("cpu"), record_bytes(fields))
+    nbytes = record_bytes(fields)
+    kept = store.kept.lent(group, nbytes) if group.device.type == "cpu" else None
+    memory = store.take(torch.device("cpu"), nbytes) if kept is None else kept
     for field in fields:
         field.of(memory).copy_(pieces[field.shard][field.name])
     store.write(group, fields, memory)

@@ -16,6 +16,7 @@ from .._memory.layout import page_up
 from .._tracing import span
 from . import checkpoints
 from .gradients import GradientStore
+from .kept import KeptStates, Limit
 from .masters import Edits
 from .step import Pace, Step
 from .stepper import Stepper
@@ -39,6 +40,9 @@ class Offloaded(torch.optim.Optimizer):
       p.grad then stands for it.
     - `master_weights`: keeps copies in fp32, on the drive, of parameters in bf16 and fp16, and
       steps those.
+    - `max_cpu_bytes`: how much of the states stays in memory rather than on the drive: bytes, a
+      share of all states such as "50%", or "auto" for half of what is left at the first step.
+    - `max_gpu_bytes`: the same in the memory of the GPU that steps.
     - `fast_init`: False reserves the space on the drive now rather than at the first step.
     - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.
     """
@@ -57,6 +61,8 @@ class Offloaded(torch.optim.Optimizer):
         pipeline_write: bool = False,
         offload_gradients: bool = False,
         master_weights: bool = False,
+        max_cpu_bytes: Limit = 0,
+        max_gpu_bytes: Limit = 0,
         fast_init: bool = True,
         **handle_options: Any,
     ) -> None:
@@ -66,6 +72,7 @@ class Offloaded(torch.optim.Optimizer):
                 f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
                 "least 1"
             )
+        kept = KeptStates(max_cpu_bytes, max_gpu_bytes)
         stepper = Stepper(optimizer)
         needs = Needs(stepper.needs_whole, stepper.is_adam, master_weights, offload_gradients)
         self._stepper = stepper
@@ -75,10 +82,11 @@ class Offloaded(torch.optim.Optimizer):
         self._store: StateStore | None = None
         self._gradients: GradientStore | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._store = self._open_store(nvme_path, buffer_count, handle_options)
+        self._store = self._open_store(nvme_path, buffer_count, kept, handle_options)
         try:
             if not fast_init:
-                spare = sum(group.spare_bytes for group in self._sub_groups)
+                kept.choose(self._sub_groups)
+                spare = sum(g.spare_bytes for g in self._sub_groups if not kept.stays(g))
                 self._store.space.reserve(2 * spare)
             if optimizer.state:
                 checkpoints.import_states(optimizer.state, self._sub_groups, self._store)
@@ -95,7 +103,11 @@ class Offloaded(torch.optim.Optimizer):
                 self._gradients.watch(group["params"])
 
     def _open_store(
-        self, nvme_path: NvmePath, buffer_count: int, handle_options: dict[str, Any]
+        self,
+        nvme_path: NvmePath,
+        buffer_count: int,
+        kept: KeptStates,
+        handle_options: dict[str, Any],
     ) -> StateStore:
         size = max(self._sub_groups.buffer_bytes, self._sub_groups.largest, LEAST_BYTES)
         if size > self._sub_groups.buffer_bytes:
@@ -109,7 +121,7 @@ class Offloaded(torch.optim.Optimizer):
         devices = {group.device.type for group in self._sub_groups}
         # What is stepped on a GPU has its buffers there.
         on_cpu = page_up(size) if devices and "cpu" not in devices else every
-        return StateStore(open_space(nvme_path, on_cpu, **handle_options), every)
+        return StateStore(open_space(nvme_path, on_cpu, **handle_options), every, kept)
 
     def _open(self) -> StateStore:
         """The store, if the states in it can be used."""
@@ -186,6 +198,7 @@ class Offloaded(torch.optim.Optimizer):
         if not sub_groups.has_states:
             self._cut_for(self.param_groups, store)
         sub_groups.check_groups(self.param_groups)
+        store.kept.choose(sub_groups)
         if self._gradients is not None:
             self._gradients.collect()
         with span("optimizer step"):
@@ -264,10 +277,11 @@ class Offloaded(torch.optim.Optimizer):
     # --- life ---
 
     def stats(self) -> dict[str, Any]:
-        """What the swap space holds and has moved: SwapSpace.stats()."""
+        """What the swap space holds and has moved, as SwapSpace.stats(), and `kept_bytes`: bytes of
+        states that stay in memory."""
         if self._store is None:
             raise RuntimeError("this optimizer is closed")
-        return self._store.space.stats()
+        return {**self._store.space.stats(), "kept_bytes": self._store.kept.nbytes}
 
     def close(self) -> None:
         """Waits for its writes and removes its files. The optimizer ends."""

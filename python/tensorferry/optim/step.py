@@ -20,6 +20,7 @@ from .._memory.reading import Reading
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
+from .kept import Copy
 from .masters import follow
 from .stored_gradient import entry_of
 from .sub_groups import Group, Shard, StateField, SubGroup, SubGroups, record_bytes
@@ -41,11 +42,13 @@ class Load:
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]
-    operations: list[Operation | Reading] = dataclasses.field(default_factory=list)
+    has_buffer: bool  # or does all of it stay in memory?
+    operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
 
     def unfinished(self) -> Operation | None:
-        """An operation that is not done yet."""
-        reading = next((one for one in self.operations if not one.done()), None)
+        """A read of the drive that is not done yet."""
+        reads = (one for one in self.operations if not isinstance(one, Copy))
+        reading = next((one for one in reads if not one.done()), None)
         return reading.operation if isinstance(reading, Reading) else reading
 
     def values(self, shard: Shard) -> Tensor:
@@ -145,11 +148,13 @@ class Step:
     ) -> None:
         """Begins to load the first sub-group, and those after it that find a free buffer before the
         first has arrived."""
-        while len(loads) < min(self._pace.loads, len(work)):
+        buffers = sum(load.has_buffer for load in loads)
+        while len(loads) < len(work) and (not loads or buffers < self._pace.loads > 1):
             load = self._begin(*work[len(loads)], loads[0] if loads else None)
             if load is None:
                 break
             loads.append(load)
+            buffers += load.has_buffer
 
     def _begin(self, group: SubGroup, active: list[Shard], ahead: Load | None) -> Load | None:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
@@ -157,7 +162,9 @@ class Step:
         known = {field.shard for field in group.fields}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
-        end = page_up(max(group.record_bytes, spare))
+        record_bytes = page_up(max(group.record_bytes, spare))
+        kept = self._store.kept.lent(group, record_bytes)
+        end = record_bytes if kept is None else 0
         record, values, gradients = slice(0, end), {}, {}
         for shard in active:
             if stored_parameter_of(shard.param) is not None:
@@ -165,15 +172,16 @@ class Step:
             if shard.master or self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
-        memory = self._take(group.device, end, ahead)
+        memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
         if memory is None:
             return None
         load = Load(
             group,
             active,
-            memory[record],
+            memory[record] if kept is None else kept,
             {shard: memory[part] for shard, part in values.items()},
             {shard: memory[part] for shard, part in gradients.items()},
+            has_buffer=end > 0,
         )
         self._start_reads(load, known)
         return load
@@ -186,7 +194,8 @@ class Step:
     def _start_reads(self, load: Load, known: set[Shard]) -> None:
         with self._store.reading(load.group.device):
             if load.group.fields:
-                load.operations.append(self._store.read(load.group, load.record))
+                operation = self._store.read(load.group, load.record)
+                load.operations += [] if operation is None else [operation]
             for shard, memory in load.gradients.items():
                 if self._gradients is not None and self._gradients.has(shard):
                     load.operations += self._gradients.read(shard, memory)

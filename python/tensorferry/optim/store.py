@@ -1,9 +1,9 @@
-"""The states of an optimizer on the drive, and the buffers that they pass through."""
+"""The states of an optimizer on the drive and in memory, and the buffers that they pass through."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .._core import Operation, SwapBuffer, SwapSpace
+    from .kept import Copy, KeptStates
     from .sub_groups import StateField, SubGroup
 
 
@@ -24,10 +25,11 @@ class StateStore:
     The drive holds the states of the last step only while `spoiled` is None: otherwise that says
     why they cannot be used."""
 
-    def __init__(self, space: SwapSpace, buffers_bytes: int) -> None:
+    def __init__(self, space: SwapSpace, buffers_bytes: int, kept: KeptStates) -> None:
         self.space = space
+        self.kept = kept
         self.spoiled: str | None = None
-        self.writes: list[Operation] = []  # under way, oldest first
+        self.writes: list[Operation | Copy] = []  # under way, oldest first
         self.buffers_bytes = buffers_bytes  # of all buffers together, on the device that steps
         self._gpu_pools: dict[torch.device, GpuPool] = {}
 
@@ -78,14 +80,35 @@ class StateStore:
 
     # --- records ---
 
-    def read(self, group: SubGroup, memory: Tensor) -> Operation:
-        """Starts to read the record of a sub-group."""
+    def read(self, group: SubGroup, memory: Tensor) -> Operation | Copy | None:
+        """Starts to bring in the record of a sub-group. Returns None if `memory` has it already."""
+        if self.kept.has(group):
+            return self.kept.read(group, memory)
         return self.space.get(group.key, memory[: group.record_bytes])
 
     def write(self, group: SubGroup, fields: list[StateField], memory: Tensor) -> None:
-        """Starts to write a new record in the place of the old one."""
+        """Starts to put a new record in the place of the old one."""
         group.fields = fields
-        self.writes.append(self.space.put(group.key, memory[: group.record_bytes]))
+        if not self.kept.stays(group):
+            self.writes.append(self.space.put(group.key, memory[: group.record_bytes]))
+            return
+        copy = self.kept.keep(group, memory)
+        if copy is not None:
+            self.writes.append(copy)
+        self.space.drop(group.key)
+
+    @contextlib.contextmanager
+    def all_on_drive(self, groups: Iterable[SubGroup]) -> Iterator[None]:
+        """Inside, the drive has the records of all these sub-groups, to be mapped: also of those
+        that stay in memory, where a copy might not fit."""
+        written = [group for group in groups if self.kept.has(group)]
+        try:
+            for group in written:
+                self.space.put(group.key, self.kept.record(group)).wait()
+            yield
+        finally:
+            for group in written:
+                self.space.drop(group.key)
 
     def note_writes(self, operations: Iterable[Operation]) -> None:
         """Adds writes that settle() must wait for too."""
@@ -94,6 +117,7 @@ class StateStore:
     def drop(self, group: SubGroup) -> None:
         """Forgets the record of a sub-group."""
         group.fields = []
+        self.kept.forget(group)
         self.space.drop(group.key)
 
     # --- failures ---
@@ -128,6 +152,7 @@ class StateStore:
         try:
             self.settle()
         finally:
+            self.kept.close()
             self.space.close()
 
 
