@@ -15,6 +15,7 @@ namespace tensorferry::python {
 namespace nb = nanobind;
 
 void bind_checksums(nb::module_& module);
+void bind_masters(nb::module_& module);
 void bind_errors(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_memory(nb::module_& module);

@@ -31,6 +31,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   module.attr("__version__") = TENSORFERRY_VERSION;
   nb::set_leak_warnings(false);  // at exit a thread may still hold the object that it waits for
   bind_checksums(module);
+  bind_masters(module);
   bind_errors(module);
   bind_files(module);
   bind_memory(module);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +15,8 @@ from torch import Tensor
 from .._memory.buffers import letting_go
 from .._memory.layout import distributed_like, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
-from .sub_groups import Group, Shard, SubGroup, SubGroups, record_bytes
+from .cut_masters import LOW, join
+from .sub_groups import Group, Shard, StateField, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .store import StateStore
@@ -32,15 +35,74 @@ def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) ->
             numbers.setdefault(param, len(numbers))
         packed["params"] = [numbers[param] for param in group["params"]]
         groups.append(packed)
-    with store.all_on_drive(sub_groups):
-        states = {n: _mapped_states(param, sub_groups, store) for param, n in numbers.items()}
+    with store.all_on_drive(sub_groups), _joined_masters(sub_groups, store) as masters:
+        parts = _parts(sub_groups, masters)
+        states = {
+            n: _mapped_states(param, sub_groups, parts, store) for param, n in numbers.items()
+        }
     return {
         "state": {number: own for number, own in states.items() if own},
         "param_groups": groups,
     }
 
 
-def _mapped_states(param: Tensor, sub_groups: SubGroups, store: StateStore) -> dict[str, Any]:
+class _Part(NamedTuple):
+    """Where the drive has a state of a shard."""
+
+    shard: Shard
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: tuple[str, int, int]  # (key, offset, bytes)
+
+
+Parts = dict[Tensor, dict[str, list[_Part]]]  # of each parameter and state
+
+
+@contextlib.contextmanager
+def _joined_masters(sub_groups: SubGroups, store: StateStore) -> Iterator[dict[Shard, str]]:
+    """Inside, the drive has the whole masters of which records have only the lower half: returns
+    their keys."""
+    keys: dict[Shard, str] = {}
+    try:
+        for group in sub_groups:
+            for field in group.fields:
+                if field.name == LOW:
+                    key = f"masters/{len(keys)}"
+                    _write_master(group, field, key, store)
+                    keys[field.shard] = key
+        yield keys
+    finally:
+        for key in keys.values():
+            store.space.drop(key)
+
+
+@letting_go()
+def _write_master(group: SubGroup, field: StateField, key: str, store: StateStore) -> None:
+    shard = field.shard
+    end = page_up(field.nbytes)
+    memory = store.take(group.device, end + page_up(4 * shard.numel))
+    store.space.get(group.key, memory[: field.nbytes], field.offset).wait()
+    master = memory[end : end + 4 * shard.numel].view(torch.float32)
+    low = memory[: field.nbytes].view(torch.int16)
+    join(master, shard.values(), low, shard.known_cut)
+    store.space.put(key, master).wait()
+
+
+def _parts(sub_groups: SubGroups, masters: dict[Shard, str]) -> Parts:
+    parts: Parts = collections.defaultdict(lambda: collections.defaultdict(list))
+    for group in sub_groups:
+        for field in group.fields:
+            shard, name, dtype = field.shard, field.name, field.dtype
+            place = (group.key, field.offset, field.nbytes)
+            if name == LOW:
+                name, dtype, place = "master", torch.float32, (masters[shard], 0, 4 * shard.numel)
+            parts[shard.param][name].append(_Part(shard, field.shape, dtype, place))
+    return parts
+
+
+def _mapped_states(
+    param: Tensor, sub_groups: SubGroups, parts: Parts, store: StateStore
+) -> dict[str, Any]:
     shards = sub_groups.shards[param]
     if not shards:
         return {}
@@ -48,14 +110,9 @@ def _mapped_states(param: Tensor, sub_groups: SubGroups, store: StateStore) -> d
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in shards[0].small.items()
     }
-    parts = collections.defaultdict(list)
-    for group in sub_groups:
-        for field in group.fields:
-            if field.shard.param is param:
-                parts[field.name].append((group.key, field))
-    for name, pieces in parts.items():
-        view = store.space.view([(key, field.offset, field.nbytes) for key, field in pieces])
-        first = pieces[0][1]
+    for name, pieces in parts[param].items():
+        view = store.space.view([piece.place for piece in pieces])
+        first = pieces[0]
         tensor = torch.frombuffer(view, dtype=first.dtype)
         if first.shard.whole:
             tensor = tensor.view(first.shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from .._memory.reading import Reading
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
+from .cut_masters import LOW, cut, join
 from .kept import Copy
 from .masters import follow
 from .stored_gradient import entry_of
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from .store import StateStore
 
 
+_log = logging.getLogger("tensorferry")
+
+
 @dataclasses.dataclass
 class Load:
     """A sub-group on its way into a buffer: the record of its states, then the values that are on
@@ -42,6 +47,7 @@ class Load:
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]
+    masters: dict[Shard, Tensor]  # memory for those of which the record has only the lower half
     has_buffer: bool  # or does all of it stay in memory?
     operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
 
@@ -165,13 +171,15 @@ class Step:
         record_bytes = page_up(max(group.record_bytes, spare))
         kept = self._store.kept.lent(group, record_bytes)
         end = record_bytes if kept is None else 0
-        record, values, gradients = slice(0, end), {}, {}
+        record, values, gradients, masters = slice(0, end), {}, {}, {}
         for shard in active:
             if stored_parameter_of(shard.param) is not None:
                 values[shard] = slice(end, end := end + page_up(shard.nbytes))
             if shard.master or self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
+            if shard.cuts_master:
+                masters[shard] = slice(end, end := end + page_up(4 * shard.numel))
         memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
         if memory is None:
             return None
@@ -181,6 +189,7 @@ class Step:
             memory[record] if kept is None else kept,
             {shard: memory[part] for shard, part in values.items()},
             {shard: memory[part] for shard, part in gradients.items()},
+            {shard: memory[part] for shard, part in masters.items()},
             has_buffer=end > 0,
         )
         self._start_reads(load, known)
@@ -216,6 +225,7 @@ class Step:
         is_first = not load.group.fields and self._stepper.is_adam
         fields = _first_states(load) if is_first else load.group.fields
         tensors: dict[Shard, Tensor] = {}  # that are stepped
+        low: dict[Shard, Tensor] = {}  # the lower halves of masters
         states: dict[Shard, dict[str, Tensor]] = {}  # that go to the drive
         lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
         groups: dict[int, Group] = {}
@@ -223,7 +233,9 @@ class Step:
             states[shard] = {s.name: s.of(load.record) for s in fields if s.shard is shard}
             if shard not in load.active:
                 continue
-            tensor = tensors[shard] = self._stepped(load, shard, states[shard], is_first)
+            if (lower := states[shard].pop(LOW, None)) is not None:
+                low[shard] = lower
+            tensor = tensors[shard] = self._stepped(load, shard, states[shard], lower, is_first)
             tensor.grad = self._gradient(load, shard)
             lent[tensor] = {**shard.small, **states[shard]}
             if is_first:
@@ -239,15 +251,35 @@ class Step:
             states[shard] = _large_states(shard, tensor, stepped[tensor])
             if shard.master:
                 load.values(shard).copy_(tensor)
+            if shard.cuts_master:
+                _cut_master(shard, load.values(shard), states[shard], low.get(shard))
         self._write(load, states)
 
     def _stepped(
-        self, load: Load, shard: Shard, states: dict[str, Tensor], is_first: bool
+        self,
+        load: Load,
+        shard: Shard,
+        states: dict[str, Tensor],
+        low: Tensor | None,
+        is_first: bool,
     ) -> Tensor:
-        """The tensor that the optimizer steps: the values, or the master, taken out of `states`."""
+        """The tensor that the optimizer steps: the values, or the master, taken out of `states` or
+        made of its lower half."""
         values = load.values(shard)
         if not shard.master:
             return values
+        if low is not None:
+            master = load.masters[shard][: 4 * shard.numel].view(torch.float32)
+            if is_first:
+                master.copy_(values)
+            elif join(master, values, low, shard.known_cut) > 0:
+                shard.cuts_master = False
+                _log.warning(
+                    "a parameter of shape %s was changed since the last step: its master in fp32 "
+                    "begins anew there, and all of it is stored from now on",
+                    tuple(shard.size),
+                )
+            return master
         if "master" not in states:
             return values.float()
         master = states.pop("master")
@@ -330,11 +362,14 @@ def _first_states(load: Load) -> list[StateField]:
     elsewhere, taken and given back for each sub-group, adds up in the heap."""
     made = {}
     for shard in load.active:
-        names = ["master"] if shard.master else []
-        names += ["exp_avg", "exp_avg_sq"]
+        names = ["exp_avg", "exp_avg_sq"]
         names += ["max_exp_avg_sq"] if shard.group["amsgrad"] else []
         like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
         made[shard] = dict.fromkeys(names, like)
+        if shard.cuts_master:
+            made[shard] = {LOW: like.to(torch.int16), **made[shard]}
+        elif shard.master:
+            made[shard] = {"master": like, **made[shard]}
     fields = load.group.lay_out(made)
     for field in fields:
         state = field.of(load.record).zero_()
@@ -353,6 +388,21 @@ def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[s
         else:
             shard.small[name] = value
     return large
+
+
+def _cut_master(
+    shard: Shard, values: Tensor, states: dict[str, Tensor], low: Tensor | None
+) -> None:
+    """Replaces a master in `states` by its lower half, in the memory `low` if there is some."""
+    master = states["master"]
+    if low is None:
+        low = torch.empty(shard.shape, dtype=torch.int16, device=master.device)
+    shard.cut = cut(master, values, low)
+    if shard.cut is not None:
+        del states["master"]
+        rest = dict(states)
+        states.clear()
+        states.update({LOW: low, **rest})
 
 
 def _collected(

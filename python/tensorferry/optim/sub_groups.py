@@ -13,14 +13,15 @@ from torch import Tensor
 
 from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
+from .cut_masters import Cut
 from .masters import HALF
 
 Group = dict[str, Any]  # a parameter group of torch's
 
 # Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
-# the record its values and its gradient.
+# the record its values, its gradient and its master, if only half of that is in the record.
 STATE_PAGES = 4 * PAGE
-HELD_PAGES = STATE_PAGES + 2 * PAGE
+HELD_PAGES = STATE_PAGES + 3 * PAGE
 
 # The smallest buffer: a cut of any dtype with three states, its values and its gradient.
 LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
@@ -58,7 +59,15 @@ class Shard:
     end: int
     whole: bool
     master: bool  # does the optimizer step a copy in fp32?
+    cuts_master: bool  # is only the lower half of that stored?
+    cut: Cut | None = None  # what goes with the lower half, once there is one
     small: dict[str, Any] = field(default_factory=dict)  # states that stay in memory: step counts
+
+    @property
+    def known_cut(self) -> Cut:
+        """For callers who know that the record has the lower half of the master."""
+        assert self.cut is not None
+        return self.cut
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,13 +156,20 @@ class Needs:
     def wants_master(self, param: Tensor) -> bool:
         return self.masters and param.dtype in HALF
 
+    def cuts_master(self, param: Tensor) -> bool:
+        """Whether the weight is there to restore the upper half of its master from. fp16 has too
+        many masters for some weights: subnormal ones, and infinity."""
+        in_memory = stored_parameter_of(param) is None
+        return self.masters and param.dtype == torch.bfloat16 and in_memory and not self.whole
+
     def element_bytes(self, settings: Group, param: Tensor) -> tuple[int, int]:
         """(bytes of states, bytes in a buffer)"""
         count = 2 if self.is_adam and not settings["amsgrad"] else 3  # at most, of torch's own
         master = self.wants_master(param)
         size = 4 if master else param.dtype.itemsize
-        states = count * size + (4 if master else 0)
-        held = states
+        cuts = self.cuts_master(param)
+        states = count * size + (2 if cuts else 4 if master else 0)
+        held = states + (4 if cuts else 0)
         if stored_parameter_of(param) is not None:
             held += param.dtype.itemsize
         if master or self.stored_gradients:
@@ -223,16 +239,16 @@ class SubGroups:
         if count == 0:
             return []
         if self.needs.whole:
-            cuts = [(0, count)]
+            ranges = [(0, count)]
         elif home is not None:
-            cuts = home.cuts
+            ranges = home.cuts
         else:
             most = max((self.buffer_bytes - HELD_PAGES) // held_bytes // CUT, 1) * CUT
-            cuts = [(at, min(at + most, count)) for at in range(0, count, most)]
-        master = self.needs.wants_master(param)
+            ranges = [(at, min(at + most, count)) for at in range(0, count, most)]
+        master, cuts = self.needs.wants_master(param), self.needs.cuts_master(param)
         shards = []
-        for begin, end in cuts:
-            shard = Shard(param, group, size, stride, begin, end, self.needs.whole, master)
+        for begin, end in ranges:
+            shard = Shard(param, group, size, stride, begin, end, self.needs.whole, master, cuts)
             own = self._sub_group(values.device, (end - begin) * held_bytes + HELD_PAGES)
             own.shards.append(shard)
             own.spare_bytes += (end - begin) * state_bytes + STATE_PAGES

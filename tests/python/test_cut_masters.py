@@ -1,0 +1,221 @@
+"""Masters of bf16 weights of which the drive has 16 bits: the same numbers, in 10 bytes of 12."""
+
+import logging
+
+import pytest
+import tensorferry.optim
+import torch
+from tensorferry.optim.cut_masters import cut, join
+from training import MasterAdamW, MiB, assert_same, copies, give_gradients, parameters
+
+BLOCK = 16384
+
+
+def bits(tensor):
+    return tensor.view(torch.int32)
+
+
+def from_bits(*values):
+    return torch.tensor(values, dtype=torch.int64).to(torch.int32).view(torch.float32)
+
+
+def cut_and_joined(master):
+    weights = master.to(torch.bfloat16)
+    low = torch.empty(master.shape, dtype=torch.int16)
+    known = cut(master, weights, low)
+    assert known is not None
+    back = torch.full_like(master, 7)
+    assert join(back, weights, low, known) == 0
+    return back, known
+
+
+# --- the arithmetic ---
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3, 70 * BLOCK])
+def test_masters_come_back_to_the_bit(count):
+    torch.manual_seed(count)
+    master = torch.randn(count) * torch.tensor(10.0) ** torch.randint(-30, 30, (count,))
+    back, _ = cut_and_joined(master)
+    assert torch.equal(bits(back), bits(master))
+
+
+def test_every_lower_half_comes_back():
+    """Beside even and odd weights, the smallest and the largest ones, with both signs."""
+    highs = [0x0000, 0x0001, 0x007F, 0x0080, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F, 0x8000, 0x8001, 0xFF7F]
+    lows = torch.arange(1 << 16, dtype=torch.int64)
+    for high in highs:
+        master = ((high << 16) | lows).to(torch.int32).view(torch.float32)
+        back, known = cut_and_joined(master)
+        assert torch.equal(bits(back), bits(master)), hex(high)
+        assert len(known.listed) // 8 <= 1, hex(high)  # the tie that rounds up
+
+
+def test_nan_infinity_and_zeros_come_back():
+    master = torch.randn(10_000)
+    special = from_bits(0x7FC00000, 0xFFC12345, 0x7F800001, 0x7F800000, 0xFF800000, 0x80000000, 0)
+    master[100 : 100 + len(special)] = special
+    back, known = cut_and_joined(master)
+    assert torch.equal(bits(back), bits(master))
+    assert len(known.listed) // 8 >= 3
+
+
+def test_ties_at_even_weights_are_listed():
+    """1.0 lies between two weights whose masters end in 8000: only one of them is listed."""
+    down, up = from_bits(0x3F808000)[0], from_bits(0x3F7F8000)[0]
+    master = torch.stack([down, up] * 8)
+    assert (master.to(torch.bfloat16) == 1).all()
+    back, known = cut_and_joined(master)
+    assert torch.equal(bits(back), bits(master))
+    assert len(known.listed) // 8 == 8
+
+
+def test_too_many_exceptions_are_refused():
+    master = torch.full((100_000,), float("nan"))
+    low = torch.empty(100_000, dtype=torch.int16)
+    assert cut(master, master.to(torch.bfloat16), low) is None
+
+
+@pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+def test_a_change_of_one_bit_is_noticed(at):
+    torch.manual_seed(3)
+    master = torch.randn(3 * BLOCK + 6)
+    weights = master.to(torch.bfloat16)
+    low = torch.empty(master.shape, dtype=torch.int16)
+    known = cut(master, weights, low)
+    weights.view(torch.int16)[at] ^= 1
+    back = torch.empty_like(master)
+    assert join(back, weights, low, known) == 1
+    block = slice(at // BLOCK * BLOCK, (at // BLOCK + 1) * BLOCK)
+    assert torch.equal(back[block], weights[block].float())
+    back[block] = master[block]
+    assert torch.equal(bits(back), bits(master))
+
+
+def test_two_weights_that_change_places_are_noticed():
+    master = torch.randn(BLOCK)
+    weights = master.to(torch.bfloat16)
+    low = torch.empty(master.shape, dtype=torch.int16)
+    known = cut(master, weights, low)
+    weights[[5, 4000]] = weights[[4000, 5]]
+    assert join(torch.empty_like(master), weights, low, known) == 1
+
+
+# --- steps ---
+
+
+def large(count=6, size=MiB // 4):
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(size).to(torch.bfloat16)) for _ in range(count)]
+
+
+def pair(path, params, **options):
+    theirs = copies(params)
+    options = dict(buffer_count=3, buffer_bytes=5 * MiB) | options
+    ours = tensorferry.optim.AdamW(params, lr=0.01, nvme_path=path, **options)
+    return params, ours, theirs, MasterAdamW(theirs, lr=0.01)
+
+
+def train(mine, ours, theirs, reference, first, last):
+    for step in range(first, last):
+        give_gradients(step, mine, theirs)
+        ours.step()
+        reference.step()
+        assert_same(mine, theirs, f"after step {step}")
+
+
+@pytest.mark.parametrize("limit", [0, "50%"])
+def test_two_hundred_steps_are_those_of_whole_masters(tmp_path, limit):
+    mine, ours, theirs, reference = pair(
+        tmp_path, parameters(torch.bfloat16), buffer_bytes=150_000, max_cpu_bytes=limit
+    )
+    train(mine, ours, theirs, reference, 0, 200)
+    for number, master in enumerate(reference.masters):
+        if master.numel():
+            assert torch.equal(ours.state_dict()["state"][number]["master"], master), number
+    ours.close()
+
+
+def test_a_step_moves_ten_bytes_each_way(tmp_path):
+    mine, ours, theirs, reference = pair(tmp_path, large())
+    train(mine, ours, theirs, reference, 0, 2)
+    before = ours.stats()
+    train(mine, ours, theirs, reference, 2, 3)
+    after = ours.stats()
+    for way in ("read_bytes", "written_bytes"):
+        assert after[way] - before[way] == 10 * 6 * MiB // 4
+    assert after["tensor_bytes"] == 10 * 6 * MiB // 4
+    ours.close()
+
+
+def test_fp16_keeps_whole_masters(tmp_path):
+    params = [torch.nn.Parameter(param.detach().half()) for param in large(2)]
+    mine, ours, theirs, reference = pair(tmp_path, params)
+    train(mine, ours, theirs, reference, 0, 3)
+    assert ours.stats()["tensor_bytes"] == 12 * 2 * MiB // 4
+    ours.close()
+
+
+@pytest.mark.parametrize("way", ["data", "in place", "loaded", "numpy"])
+def test_a_changed_weight_never_meets_old_lower_bits(tmp_path, way, caplog):
+    """However it was changed. Its master begins anew, and the log says so; others go on."""
+    mine, ours, theirs, reference = pair(tmp_path, large(3))
+    train(mine, ours, theirs, reference, 0, 3)
+    new = (mine[1].detach().float() * 1.5 + 3).to(torch.bfloat16)
+    if way == "data":
+        mine[1].data.copy_(new)
+    elif way == "loaded":
+        torch.nn.ParameterList(mine).load_state_dict({"1": new}, strict=False)
+    elif way == "numpy":
+        mine[1].detach().view(torch.int16).numpy()[:] = new.view(torch.int16).numpy()
+    else:
+        with torch.no_grad():
+            mine[1].copy_(new)
+    with torch.no_grad():
+        theirs[1].copy_(new)
+        reference.masters[1].copy_(new)
+    with caplog.at_level(logging.WARNING, "tensorferry"):
+        train(mine, ours, theirs, reference, 3, 6)
+    [record] = caplog.records
+    assert "a parameter of shape (262144,) was changed" in record.getMessage()
+    assert torch.equal(ours.state_dict()["state"][1]["master"], reference.masters[1])
+    assert ours.stats()["tensor_bytes"] == (10 + 12 + 10) * MiB // 4
+    ours.close()
+
+
+def test_a_master_that_is_nan_everywhere_is_stored_whole(tmp_path):
+    mine, ours, theirs, reference = pair(tmp_path, large(2))
+    train(mine, ours, theirs, reference, 0, 2)
+    for params in (mine, theirs):
+        params[0].grad = torch.full_like(params[0], float("nan"))
+    ours.step()
+    reference.step()
+    assert mine[0].isnan().all() and torch.equal(mine[1], theirs[1])
+    assert ours.stats()["tensor_bytes"] == (12 + 10) * MiB // 4
+    ours.close()
+
+
+def test_a_state_dict_has_whole_masters_and_stays_what_it_was(tmp_path):
+    mine, ours, theirs, reference = pair(tmp_path, large(3), max_cpu_bytes="40%")
+    train(mine, ours, theirs, reference, 0, 3)
+    saved = ours.state_dict()
+    kept = [master.detach().clone() for master in reference.masters]
+    train(mine, ours, theirs, reference, 3, 4)
+    for number, master in enumerate(kept):
+        assert torch.equal(saved["state"][number]["master"], master)
+        assert set(saved["state"][number]) == {"step", "exp_avg", "exp_avg_sq", "master"}
+    ours.close()
+
+
+def test_a_checkpoint_gives_the_same_bits(tmp_path):
+    mine, ours, theirs, reference = pair(tmp_path, large(3))
+    train(mine, ours, theirs, reference, 0, 3)
+    torch.save([list(mine), ours.state_dict()], tmp_path / "saved.pt")
+    ours.close()
+    values, states = torch.load(tmp_path / "saved.pt", weights_only=False)
+    again = [torch.nn.Parameter(value.detach().clone()) for value in values]
+    other = tensorferry.optim.AdamW(again, lr=0.01, nvme_path=tmp_path)
+    other.load_state_dict(states)
+    train(again, other, theirs, reference, 3, 8)
+    assert other.stats()["tensor_bytes"] == 10 * 3 * MiB // 4
+    other.close()
