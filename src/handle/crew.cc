@@ -529,9 +529,7 @@ void Crew::add_watched(std::vector<pollfd>& fds) {
 }
 
 bool Crew::call_later(std::vector<std::function<void()>>& listeners) {
-  if (!keeper_started_) return false;
-  keeper_.call_later(std::move(listeners));
-  return true;
+  return keeper_started_ && keeper_.call_later(listeners);
 }
 
 }  // namespace tensorferry::handle

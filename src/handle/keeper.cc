@@ -57,12 +57,20 @@ void Keeper::detach() {
 
 void Keeper::wake() const noexcept { ::eventfd_write(wake_fd_, 1); }
 
-void Keeper::call_later(std::vector<std::function<void()>> listeners) {
+bool Keeper::call_later(std::vector<std::function<void()>>& listeners) {
   {
     const std::lock_guard lock(mutex_);
+    if (ended_) return false;
     for (auto& then : listeners) listeners_.push_back(std::move(then));
   }
   if (!is_this_thread()) wake();  // the keeper calls them before it sleeps
+  return true;
+}
+
+bool Keeper::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = listeners_.empty();
+  return ended_;
 }
 
 void Keeper::call_listeners() {
@@ -84,8 +92,11 @@ void Keeper::run() {
     crew_.look_after_end();
     crew_.look_at_lanes();
     call_listeners();
-    if (closing) return;
-    sleep();
+    if (!closing) {
+      sleep();
+    } else if (end()) {
+      return;
+    }
   }
 }
 

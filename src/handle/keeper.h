@@ -34,19 +34,23 @@ class Keeper {
   void rouse() const noexcept {
     if (dormant_.load()) wake();
   }
-  // Calls each of them soon, on the keeper's thread.
-  void call_later(std::vector<std::function<void()>> listeners);
+  // Takes the listeners and calls each soon, on the keeper's thread. Returns false, and takes none,
+  // if that has ended.
+  [[nodiscard]] bool call_later(std::vector<std::function<void()>>& listeners);
 
  private:
   void run();
   void sleep();
   void call_listeners();
+  // Whether nobody has left a listener; from then on nobody can.
+  [[nodiscard]] bool end();
 
   Crew& crew_;
   int wake_fd_ = -1;
   std::atomic<bool> dormant_{false};
   unsigned idle_rounds_ = 0;
-  std::mutex mutex_;  // guards the listeners
+  std::mutex mutex_;  // guards the next two
+  bool ended_ = false;
   std::vector<std::function<void()>> listeners_;
   std::thread thread_;
   std::thread::id id_;  // stays known after detach()

@@ -281,6 +281,18 @@ TEST_F(LaneTest, durable_writes_are_synced_by_a_worker) {
   EXPECT_EQ(handle.stats().requests, 3U) << "the write, the file and its directory";
 }
 
+// The worker that syncs reports done when the keeper may have ended.
+TEST_F(LaneTest, closing_calls_the_listener_of_a_durable_write) {
+  for (int round = 0; round < 100; ++round) {
+    Memory memory(block);
+    std::atomic<int> calls{0};
+    Handle handle;
+    handle.write(memory.bytes(), *file, 0, Durability::data).when_done([&] { ++calls; });
+    handle.close();
+    ASSERT_EQ(calls, 1) << "round " << round;
+  }
+}
+
 TEST_F(LaneTest, an_operation_may_be_cancelled_at_any_time) {
   Handle handle;
   Memory memory(64 * block);
