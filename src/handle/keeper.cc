@@ -48,6 +48,7 @@ Status Keeper::start() {
 }
 
 void Keeper::join() {
+  if (is_this_thread()) detach();
   if (thread_.joinable()) thread_.join();
 }
 

@@ -23,7 +23,7 @@ class Keeper {
   Keeper& operator=(const Keeper&) = delete;
 
   [[nodiscard]] Status start();
-  // Waits for the thread's end; the crew must be closing.
+  // Waits for the thread's end; the crew must be closing. The thread itself lets go.
   void join();
   // Lets the thread end by itself.
   void detach();

@@ -323,6 +323,24 @@ TEST_F(LaneTest, a_listener_may_destroy_the_handle) {
   }
 }
 
+// The workers start only then, to sync; the last of them ends the crew.
+TEST_F(LaneTest, a_listener_may_destroy_the_handle_of_a_durable_write) {
+  for (int round = 0; round < 50; ++round) {
+    auto handle = std::make_unique<Handle>();
+    Memory memory(2 * block);
+    const auto gone = std::make_shared<std::promise<void>>();
+    const Operation read_one = read(*handle, memory.bytes().first(block), 1);
+    const Operation write =
+        handle->write(memory.bytes().last(block), *file, 2 * block, Durability::full);
+    read_one.when_done([&handle, gone] {
+      handle.reset();
+      gone->set_value();
+    });
+    ASSERT_EQ(gone->get_future().wait_for(support::hang_limit), std::future_status::ready);
+    ASSERT_TRUE(write.wait_for(support::hang_limit));
+  }
+}
+
 TEST_F(LaneTest, a_chosen_engine_is_used) {
   for (const EngineKind kind : {EngineKind::io_uring, EngineKind::threads}) {
     if (!engines::open_engine(kind, 1, os::System::real()).ok()) continue;

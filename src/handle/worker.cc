@@ -31,6 +31,7 @@ Worker::Worker(Crew& crew, std::unique_ptr<engines::Engine> engine)
       claims_(std::min<std::size_t>(crew.options().mover.queue_depth, turn_blocks)) {}
 
 void Worker::join() {
+  if (is_this_thread()) detach();
   if (thread_.joinable()) thread_.join();
 }
 
