@@ -80,6 +80,11 @@ bool Conductor::close(std::optional<Operation::Clock::time_point> deadline,
   closed_ = true;
   const std::vector<std::shared_ptr<Crew>> all = crews();
   for (const auto& crew : all) crew->finish(reads);
+  // In a callback. Other crews may need this thread too, for operations over several devices.
+  if (std::ranges::any_of(all, [](const auto& crew) { return crew->is_this_thread(); })) {
+    for (const auto& crew : all) crew->end_alone();
+    return true;
+  }
   for (const auto& crew : all) {
     if (!crew->wait_for_end(deadline)) return false;
   }

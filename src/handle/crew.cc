@@ -109,24 +109,31 @@ void Crew::finish(OpenReads reads) noexcept {
 }
 
 bool Crew::wait_for_end(std::optional<Clock::time_point> deadline) noexcept {
-  const auto is_this_thread = [](const auto& worker) { return worker->is_this_thread(); };
   std::unique_lock lock(mutex_);
-  const auto all_left = [this] { return closing_ && left_ == started_; };
-  if (!all_left() && (keeper_.is_this_thread() || std::ranges::any_of(workers_, is_this_thread))) {
-    self_ = shared_from_this();
-    for (const auto& worker : workers_) worker->detach();
-    keeper_.detach();
-    return true;
-  }
+  const auto ended = [this] { return all_left(); };
   if (!deadline) {
-    thread_left_.wait(lock, all_left);
-  } else if (!thread_left_.wait_until(lock, *deadline, all_left)) {
+    thread_left_.wait(lock, ended);
+  } else if (!thread_left_.wait_until(lock, *deadline, ended)) {
     return false;
   }
   for (const auto& worker : workers_) worker->join();
   keeper_.join();
   end_of_regions_.reset();
   return true;
+}
+
+bool Crew::is_this_thread() noexcept {
+  const std::lock_guard lock(mutex_);
+  return keeper_.is_this_thread() ||
+         std::ranges::any_of(workers_, [](const auto& one) { return one->is_this_thread(); });
+}
+
+void Crew::end_alone() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (all_left()) return;
+  self_ = shared_from_this();
+  for (const auto& worker : workers_) worker->detach();
+  keeper_.detach();
 }
 
 std::shared_ptr<Crew> Crew::leave() noexcept {

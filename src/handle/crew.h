@@ -70,10 +70,14 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // finishes reads or cancels them. Gives up what does not move for close_limit and notes it in the
   // ledger. Waits without limit for what the kernel has in hand.
   void finish(OpenReads reads) noexcept;
-  // Waits until the workers of a finishing crew are gone. Returns false if the deadline passes
-  // first. A worker of this crew, in a callback, cannot wait for itself: the call returns at once,
-  // and the workers keep the crew until they are gone.
+  // Waits until the threads of a finishing crew are gone. Returns false if the deadline passes
+  // first.
   [[nodiscard]] bool wait_for_end(std::optional<Clock::time_point> deadline) noexcept;
+  // For a callback, which cannot wait for its own thread: the threads of a finishing crew keep it
+  // until they are gone.
+  void end_alone() noexcept;
+  // Whether the calling thread is one of this crew.
+  [[nodiscard]] bool is_this_thread() noexcept;
 
   // Cancels every operation that has not ended.
   void cancel_all() noexcept;
@@ -168,6 +172,8 @@ class Crew : public std::enable_shared_from_this<Crew> {
   static void stop(Transfer& transfer, const std::string& why) noexcept;
   static void complete(Transfer& transfer) noexcept;
   void end_if_done() noexcept;
+  // With the lock held: whether all threads of a closing crew have ended.
+  [[nodiscard]] bool all_left() const noexcept { return closing_ && left_ == started_; }
   void give_up() noexcept;
   void wake_all() noexcept;
   // The lane of the calling thread; nullptr if it cannot have one.

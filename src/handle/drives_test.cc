@@ -1,9 +1,11 @@
 // One handle over several drives: each has a crew of its own, and one operation may use them all.
 #include <gtest/gtest.h>
 
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "handle/handle_fixture.h"
@@ -140,6 +142,32 @@ TEST_F(Drives, closing_finishes_a_write_over_all) {
   for (const auto& drive : drives_) {
     EXPECT_EQ(support::pattern_fault(support::read_whole_file(drive->file("data")), 0, 5), "");
   }
+}
+
+// The thread that calls it is needed for the operation over both.
+TEST_F(Drives, a_callback_may_destroy_the_handle_of_an_operation_over_all) {
+  Memory memory = Memory::with_pattern(drive_bytes, 0, 6);
+  Memory small(4 * KiB);
+  const std::size_t before = threads();
+  auto handle = std::make_unique<Handle>(with_first_drive_held());
+  const Operation read = handle->read(small.bytes(), files_[0]);
+  ASSERT_TRUE(gate_.holds(1));
+  const std::vector<WriteTransfer> transfers{{memory.bytes(), files_[0]},
+                                             {memory.bytes(), files_[1]}};
+  const Operation write = handle->write_many(transfers);
+  ASSERT_TRUE(gate_.holds(2));
+  std::promise<void> gone;
+  read.when_done([&] {
+    handle.reset();
+    gone.set_value();
+  });
+  gate_.let_pass(1);
+  ASSERT_EQ(gone.get_future().wait_for(hang_limit), std::future_status::ready);
+  gate_.open();
+  EXPECT_EQ(outcome_code(write), 0);
+  const auto limit = Operation::Clock::now() + hang_limit;
+  while (threads() > before && Operation::Clock::now() < limit) std::this_thread::yield();
+  EXPECT_LE(threads(), before) << "a worker has stayed";
 }
 
 TEST_F(Drives, the_handle_knows_what_each_has_done) {

@@ -24,7 +24,7 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   [[nodiscard]] Status start();
-  // Waits for the thread's end; the crew must be closing.
+  // Waits for the thread's end; the crew must be closing. The thread itself lets go.
   void join();
   // Lets the thread end by itself.
   void detach();
