@@ -1,6 +1,8 @@
 // The threads engine: a few threads call pread and pwrite. It is the reference for the others, the
 // fallback that works everywhere, and the right choice for files without O_DIRECT. The engine `gds`
 // is the same with cuFile for memory of a GPU.
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -25,6 +27,9 @@ constexpr unsigned threads_max = 16;
 
 // The threads of all engines of the process. Each engine may have one; more only within the limit.
 std::atomic<unsigned> all_threads{0};
+
+// A child has none of them, and destroys no engine of its parent.
+[[maybe_unused]] const int fork_watch = pthread_atfork(nullptr, nullptr, [] { all_threads = 0; });
 
 unsigned all_threads_max() noexcept {
   static const unsigned max = std::max(4 * std::thread::hardware_concurrency(), 64U);

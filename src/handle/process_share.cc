@@ -1,5 +1,7 @@
 #include "handle/process_share.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -35,6 +37,12 @@ bool take_all(std::atomic<Number>& used, Number max, Number wanted) noexcept {
   } while (!used.compare_exchange_weak(before, before + wanted));
   return true;
 }
+
+// A child has none of the parent's threads, and destroys none of its handles. The first call makes
+// the limits: no fork finds them half made.
+[[maybe_unused]] const int fork_watch =
+    (static_cast<void>(ProcessLimits::of_process()),
+     pthread_atfork(nullptr, nullptr, [] { ProcessLimits::of_process().forget(); }));
 
 }  // namespace
 

@@ -23,8 +23,16 @@ class ProcessLimits {
   explicit ProcessLimits(const ProcessNeeds& max) noexcept : max_(max) {}
 
   // Those of this process: four threads and eight engines for each processor, at least 64 and 128;
-  // 512 MiB of slots.
+  // 512 MiB of slots. A child of fork() begins with nothing in use: what its parent has stays
+  // there.
   [[nodiscard]] static ProcessLimits& of_process() noexcept;
+
+  // Forgets all shares, which must not end any more.
+  void forget() noexcept {
+    threads_ = 0;
+    engines_ = 0;
+    slot_bytes_ = 0;
+  }
 
   [[nodiscard]] ProcessNeeds in_use() const noexcept {
     return {threads_.load(), engines_.load(), slot_bytes_.load()};

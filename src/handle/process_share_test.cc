@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "handle/handle_fixture.h"
+#include "support/child.h"
 #include "support/pattern.h"
 
 namespace tensorferry::handle {
@@ -65,6 +66,19 @@ TEST(ProcessShare, what_is_not_needed_is_taken_whole_or_not_at_all) {
   EXPECT_EQ(limits.in_use(), before) << "a refusal takes nothing";
   EXPECT_TRUE(most->try_more({.threads = 1, .engines = 3, .slot_bytes = 100}));
   EXPECT_EQ(limits.in_use(), before) << "what ended is given back";
+}
+
+TEST(ProcessShare, a_child_of_fork_begins_with_nothing_in_use) {
+  ProcessLimits& limits = ProcessLimits::of_process();
+  const ProcessShare all(limits, 1000U, 1U, std::size_t{1} << 40, 1U);
+  const ProcessNeeds before = limits.in_use();
+  const auto result = support::run_in_child([&]() -> std::string {
+    if (limits.in_use() != ProcessNeeds{}) return "what the parent uses counts";
+    const ProcessShare own(limits, 2U, 1U, 4096U, 1U);
+    return own.workers() == 2 && own.slot_bytes() == 4096 ? "" : "the child gets less";
+  });
+  EXPECT_TRUE(result.passed()) << result;
+  EXPECT_EQ(limits.in_use(), before);
 }
 
 // --- What handles take -----------------------------------------------------------------------
