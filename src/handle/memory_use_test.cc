@@ -95,6 +95,10 @@ class CountsPages : public os::System {
     const bool lasts = advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE;
     if (lasts && memory >= users.data() && memory < users.data() + users.size()) ++lasting;
     if (advice != collapse) return 0;
+    if (memory >= unfit.data() && memory < unfit.data() + unfit.size()) {
+      ++refused;
+      return -EINVAL;
+    }
     for (std::size_t at = 0; at < bytes; at += huge_page_bytes) made.push_back(memory + at);
     std::fill_n(memory, bytes, std::byte{0});
     return 0;
@@ -104,7 +108,9 @@ class CountsPages : public os::System {
     return System::resident(page);
   }
   std::span<std::byte> users;
+  std::span<std::byte> unfit;  // can have no huge pages
   std::vector<std::byte*> made;
+  int refused = 0;
   int lasting = 0;  // advice that stays on the memory
   int asked = 0;    // whether a page is in memory
 };
@@ -142,6 +148,30 @@ TEST(FreshMemory, has_each_of_its_huge_pages_made_once_whatever_the_order) {
       os::System::real().unmap(mapped, (pages + 2) * huge_page_bytes);
     }
   }
+}
+
+TEST(FreshMemory, that_can_have_no_huge_pages_leaves_them_to_other_memory) {
+  constexpr std::size_t bytes = 4 * huge_page_bytes;
+  const support::TempDir dir;
+  support::write_whole_file(dir.file("data"), support::pattern(bytes, 0, 1));
+  CountsPages system;
+  std::byte* const mapped = os::System::real().map(3 * bytes);
+  ASSERT_NE(mapped, nullptr);
+  const auto first = align_up(reinterpret_cast<std::uintptr_t>(mapped), huge_page_bytes);
+  const std::span<std::byte> both{reinterpret_cast<std::byte*>(first), 2 * bytes};
+  system.unfit = both.first(bytes);
+  Gate gate;
+  gate.open();
+  {
+    Handle handle = gate.open_handle({.block_bytes = 512 * KiB}, &system);
+    handle.read(both.first(bytes), dir.file("data")).wait();
+    EXPECT_EQ(system.refused, 1) << "of one read";
+    handle.read(both.last(bytes), dir.file("data")).wait();
+  }
+  EXPECT_EQ(system.made.size(), bytes / huge_page_bytes);
+  EXPECT_EQ(support::pattern_fault(both.first(bytes), 0, 1), "");
+  EXPECT_EQ(support::pattern_fault(both.last(bytes), 0, 1), "");
+  os::System::real().unmap(mapped, 3 * bytes);
 }
 
 // The line of /proc/self/smaps with the flags of the mapping that holds this address.

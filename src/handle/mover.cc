@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
@@ -155,7 +156,7 @@ void Mover::loaded(std::uint32_t index) {
 // refuses. Before Linux 6.1, or if no huge page is to be had, the kernel makes small ones as the
 // request or the copy needs them.
 bool Mover::make_pages(const Run& run, const Block& block) {
-  if (!run.fresh || !collapses_) return false;
+  if (!run.fresh) return false;
   const std::span<std::byte> all = run.plan.single_piece();
   const auto begin = reinterpret_cast<std::uintptr_t>(all.data());
   const std::uintptr_t block_end =
@@ -174,7 +175,7 @@ bool Mover::make_pages(const Run& run, const Block& block) {
   }
   const int collapsed =
       system_.advise(reinterpret_cast<std::byte*>(from), wanted - from, advice_collapse);
-  if (collapsed == -EINVAL) collapses_ = false;
+  if (collapsed == -EINVAL) made.store(UINTPTR_MAX);  // not this memory, or not this kernel
   return collapsed >= 0;
 }
 

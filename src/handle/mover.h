@@ -186,7 +186,6 @@ class Mover {
   unsigned polls_ = 0;         // in a row that found nothing new
   std::size_t unloading_ = 0;  // flights in that stage
   bool slots_known_to_cuda_ = false;
-  bool collapses_ = true;  // the kernel makes huge pages when asked
 
   // Of wait() and judge_waited() alone.
   std::vector<engines::Completion> completions_;
