@@ -514,10 +514,16 @@ Lane* Crew::shared_lane(std::size_t index) noexcept {
   return open_lanes_.empty() ? nullptr : open_lanes_[index % open_lanes_.size()].get();
 }
 
-void Crew::lane_took() noexcept {
+// Counts first and asks then: one who ends the crew in between has seen the count.
+bool Crew::lane_takes() noexcept {
   on_lanes_.fetch_add(1);
+  if (finishing_) {
+    lane_gave_back();
+    return false;
+  }
   ledger_->add(&Stats::lane_operations);
   keeper_.rouse();
+  return true;
 }
 
 void Crew::lane_gave_back() noexcept {

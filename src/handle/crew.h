@@ -114,8 +114,9 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Carries out an operation of one leg on the lane of the calling thread. Returns false, and does
   // nothing, if it does not fit there: then queue it.
   [[nodiscard]] bool take_on_lane(const std::shared_ptr<Transfer>& transfer);
-  // For lanes: one more operation, or one less, is under way on them.
-  void lane_took() noexcept;
+  // For lanes: one more operation, or one less, is under way on them. A finishing crew allows no
+  // more: lane_takes() returns false.
+  [[nodiscard]] bool lane_takes() noexcept;
   void lane_gave_back() noexcept;
   [[nodiscard]] bool lanes_in_use() const noexcept { return on_lanes_.load() > 0; }
   // For the keeper.

@@ -27,10 +27,10 @@ Lane::~Lane() { mover_.detach(); }
 bool Lane::take(const std::shared_ptr<Transfer>& transfer) {
   const std::uint64_t blocks = transfer->blocks();
   Lock lock(mutex_);
-  if (crew_.finishing() || mover_.flights_left() < blocks) return false;
+  if (mover_.flights_left() < blocks) return false;
   const auto needs_slots = [](const Run& run) { return run.plan.needs_slots(); };
   if (std::ranges::any_of(transfer->runs, needs_slots) && !may_use_slots(blocks)) return false;
-  crew_.lane_took();
+  if (!crew_.lane_takes()) return false;
   transfer->lane = this;
   transfer->set_on_lane(true);
   for (std::uint64_t i = 0; i < blocks; ++i) {
