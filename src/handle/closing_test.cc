@@ -244,6 +244,18 @@ TEST_F(Held, a_sync_under_way_is_waited_for) {
   EXPECT_EQ(outcome_code(write), 0);
 }
 
+// io_uring does so if the system allows it no more threads.
+TEST_F(Held, what_the_kernel_cancels_by_itself_is_a_failure_and_told) {
+  gate.sync_result = -ECANCELED;
+  gate.open();
+  Memory memory(block);
+  Handle handle = gate.open_handle(options());
+  (void)handle.write(memory.bytes(), *file, 0, Durability::data);
+  while (handle.stats().operations == 0) std::this_thread::yield();
+  EXPECT_EQ(handle.stats().failed_operations, 1U);
+  EXPECT_EQ(error_of([&] { handle.close(); }).code(), EAGAIN);
+}
+
 TEST_F(Held, cancel_all_gives_writes_up_and_the_handle_stays_open) {
   Memory memory = Memory::with_pattern(40 * block, 0, 9);
   Handle handle = gate.open_handle(options());

@@ -346,6 +346,8 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
                          .bytes = flight.attempt.bytes,
                          .result = result,
                          .begin = flight.started});
+  // Nobody has cancelled it: the kernel could start no thread for it.
+  if (result == -ECANCELED && !transfer.stopping()) result = -EAGAIN;
   const Judgement judgement =
       flight.claim.run == nullptr
           ? judge(flight.attempt, result)
