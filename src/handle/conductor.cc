@@ -303,7 +303,8 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
   }
-  if (parts.empty()) {
+  const bool empty = std::ranges::all_of(parts, [](const Part& part) { return part.bytes == 0; });
+  if (parts.empty() || (empty && durability == Durability::none && witness == nullptr)) {
     auto nothing = build_empty(direction, ledger_);
     Crew::enqueue(nothing);
     return Operation(std::move(nothing));

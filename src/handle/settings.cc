@@ -98,7 +98,7 @@ Status check_options(const HandleOptions& options) {
 
 Status check_polling(const HandleOptions& options, const Device& device) {
   if (options.polling != Polling::completion || device.polled_queues) return Nothing{};
-  const std::string name = device.name.empty() ? "no block device" : device.name;
+  const std::string name = device.name.empty() ? "what is below the file" : device.name;
   return Error({.operation = "poll for completions",
                 .path = device.name.empty() ? "" : "/dev/" + device.name,
                 .code = EOPNOTSUPP,
