@@ -69,7 +69,7 @@ class Conductor {
   // The engine in use, or the one that would be used, and why.
   [[nodiscard]] Result<std::pair<EngineKind, std::string>> engine();
   [[nodiscard]] Stats stats();
-  // What the workers of each device have done.
+  // What has been done on each device. Small operations count after the first call.
   [[nodiscard]] std::vector<DeviceUse> device_use();
 
  private:

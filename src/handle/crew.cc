@@ -247,21 +247,22 @@ double Crew::cpu_seconds() {
 }
 
 Crew::Use Crew::use() noexcept {
+  use_is_asked_.store(true, std::memory_order_relaxed);
   const std::lock_guard lock(use_mutex_);
   Clock::duration busy = busy_;
-  if (busy_workers_ > 0) busy += Clock::now() - busy_since_;
+  if (busy_movers_ > 0) busy += Clock::now() - busy_since_;
   return {moved_bytes_.load(std::memory_order_relaxed),
           std::chrono::duration<double>(busy).count()};
 }
 
-void Crew::worker_begins() noexcept {
+void Crew::mover_begins() noexcept {
   const std::lock_guard lock(use_mutex_);
-  if (busy_workers_++ == 0) busy_since_ = Clock::now();
+  if (busy_movers_++ == 0) busy_since_ = Clock::now();
 }
 
-void Crew::worker_rests() noexcept {
+void Crew::mover_rests() noexcept {
   const std::lock_guard lock(use_mutex_);
-  if (--busy_workers_ == 0) busy_ += Clock::now() - busy_since_;
+  if (--busy_movers_ == 0) busy_ += Clock::now() - busy_since_;
 }
 
 void Crew::wake_all() noexcept {

@@ -88,7 +88,8 @@ class Crew : public std::enable_shared_from_this<Crew> {
   }
   [[nodiscard]] double cpu_seconds();
 
-  // What the workers have moved, and how long at least one of them had a request under way.
+  // What the workers have moved, and how long at least one of them had a request under way. Lanes
+  // count from the first call on: before, nobody needs it, and they are quick.
   struct Use {
     std::uint64_t bytes = 0;
     double busy_seconds = 0;
@@ -135,9 +136,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Gives up what no longer moves, if the crew is finishing.
   void look_after_end() noexcept;
   [[nodiscard]] bool finishing() const noexcept { return finishing_.load(); }
-  // A worker has got something to do, or has moved so much and has nothing left.
-  void worker_begins() noexcept;
-  void worker_rests() noexcept;
+  // A worker, or a lane once somebody asks for the use, has got something to do, or has moved so
+  // much and has nothing left.
+  void mover_begins() noexcept;
+  void mover_rests() noexcept;
+  [[nodiscard]] bool use_is_asked() const noexcept {
+    return use_is_asked_.load(std::memory_order_relaxed);
+  }
   void add_moved(std::uint64_t bytes) noexcept {
     moved_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
@@ -225,10 +230,11 @@ class Crew : public std::enable_shared_from_this<Crew> {
   std::atomic<bool> keeper_started_{false};
 
   std::mutex use_mutex_;  // guards the next three
-  unsigned busy_workers_ = 0;
+  unsigned busy_movers_ = 0;
   Clock::time_point busy_since_;
   Clock::duration busy_{};
   std::atomic<std::uint64_t> moved_bytes_{0};
+  std::atomic<bool> use_is_asked_{false};
 
   // Of a finishing crew: how much has moved, and since when that is unchanged.
   std::uint64_t progress_ = 0;

@@ -39,8 +39,18 @@ bool Lane::take(const std::shared_ptr<Transfer>& transfer) {
     mover_.take_up(std::move(claim));
   }
   mover_.submit_ready();
+  note_use();
   if (!mover_.failed().empty() || !mover_.ended().empty()) report(lock);
   return true;
+}
+
+void Lane::note_use() {
+  const std::uint64_t bytes = mover_.take_moved_bytes();
+  if (!crew_.use_is_asked()) return;
+  if (const bool busy = mover_.in_flight(); busy != std::exchange(busy_, busy)) {
+    busy ? crew_.mover_begins() : crew_.mover_rests();
+  }
+  if (bytes > 0) crew_.add_moved(bytes);
 }
 
 bool Lane::may_use_slots(std::uint64_t blocks) {
@@ -98,6 +108,7 @@ void Lane::attend(Lock& lock, engines::Engine::Nanoseconds limit) {
   mover_.revive();
   mover_.submit_ready();
   mover_.unload();
+  note_use();
   attended_ = false;
   report(lock);
 }
@@ -142,6 +153,7 @@ void Lane::report_one(Lock& lock) {
 void Lane::end_stopping() {
   Lock lock(mutex_);
   mover_.end_stopping();
+  note_use();
   report(lock);
 }
 

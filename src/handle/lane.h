@@ -65,6 +65,8 @@ class Lane {
   // lets go of it.
   void report(Lock& lock);
   void report_one(Lock& lock);
+  // With the lock held: tells the crew what it has moved and whether it is busy.
+  void note_use();
   // With the lock held: whether slots for so many blocks are free.
   [[nodiscard]] bool may_use_slots(std::uint64_t blocks);
   [[nodiscard]] engines::Engine::Nanoseconds limit_until(
@@ -76,6 +78,7 @@ class Lane {
   std::mutex mutex_;
   Mover mover_;
   bool attended_ = false;
+  bool busy_ = false;  // as the crew was told
   unsigned followers_ = 0;
   std::condition_variable changed_;
   int ready_fd_ = -1;

@@ -341,6 +341,18 @@ TEST_F(LaneTest, a_listener_may_destroy_the_handle_of_a_durable_write) {
   }
 }
 
+TEST_F(LaneTest, what_moves_counts_for_its_device_once_somebody_asks) {
+  Handle handle;
+  Memory memory(block);
+  read(handle, memory.bytes(), 0).wait();
+  ASSERT_EQ(handle.conductor().device_use().size(), 1U);
+  for (std::size_t i = 0; i < 100; ++i) read(handle, memory.bytes(), i).wait();
+  const DeviceUse use = handle.conductor().device_use().front();
+  EXPECT_EQ(use.bytes, 100 * block);
+  EXPECT_GT(use.busy_seconds, 0);
+  EXPECT_EQ(handle.stats().lane_operations, 101U);
+}
+
 TEST_F(LaneTest, a_chosen_engine_is_used) {
   for (const EngineKind kind : {EngineKind::io_uring, EngineKind::threads}) {
     if (!engines::open_engine(kind, 1, os::System::real()).ok()) continue;

@@ -101,7 +101,7 @@ void Worker::take_up_claims() {
 
 void Worker::note_use() {
   if (const bool busy = mover_.in_flight(); busy != std::exchange(busy_, busy)) {
-    busy ? crew_.worker_begins() : crew_.worker_rests();
+    busy ? crew_.mover_begins() : crew_.mover_rests();
   }
   if (const std::uint64_t bytes = mover_.take_moved_bytes(); bytes > 0) crew_.add_moved(bytes);
 }
