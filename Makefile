@@ -74,15 +74,15 @@ test quick soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
 
-# Packages beside the environment, the environment beside the build, the C++ tests beside those of
+# The packages and the environment of the tests beside the build, the C++ tests beside those of
 # Python. The C++ tests print when they have ended; env lets them hear Ctrl-C, which a shell has its
 # jobs in the background ignore.
 test: ## Install what is missing, build, run all tests to the end, whichever fails
 	@$(SETUP) packages build
-	@$(SETUP) packages test docs & \
-		$(SETUP) venv && wait $$!
-	@$(SETUP) venv test & \
-		$(call build,release,$(with_python)) && wait $$!
+	@$(SETUP) venv
+	@$(SETUP) packages test docs & packages=$$!; \
+		$(SETUP) venv test & venv=$$!; \
+		$(call build,release,$(with_python)) && wait $$packages && wait $$venv
 	@failed=; \
 		env --default-signal ctest --preset release -j $(JOBS) >build/ctest.log 2>&1 & \
 		for tests in house command python; do \
