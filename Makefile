@@ -85,9 +85,7 @@ test: ## Install what is missing, build, run all tests to the end, whichever fai
 		$(call build,release,$(with_python)) && wait $$packages && wait $$venv
 	@failed=; \
 		env --default-signal ctest --preset release -j $(JOBS) >build/ctest.log 2>&1 & \
-		for tests in house command python; do \
-			$(BESIDE) tests/$$tests || failed+=" tests/$$tests"; \
-		done; \
+		$(BESIDE) tests/house tests/command tests/python || failed+=" pytest"; \
 		wait $$! || failed+=" ctest"; \
 		cat build/ctest.log; \
 		$(ALONE) || failed+=" alone"; \

@@ -3,13 +3,9 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("TENSORFERRY_BUILD_DIR", ROOT / "build" / "release"))
-PROGRAM = BUILD / "bin" / "tensorferry"
+from ferry_program import BUILD, PROGRAM
 
 
 def hear_signals():

@@ -11,7 +11,7 @@ import time
 import numpy
 import pytest
 import scipy.stats
-from conftest import PROGRAM
+from ferry_program import PROGRAM
 from loop_mount import unmount
 from test_results import validate
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
+from ferry_program import PROGRAM
 from loop_mount import loop_mount
 
 WITHOUT_IO_URING = Path(__file__).with_name("without_io_uring.py")

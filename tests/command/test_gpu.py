@@ -5,7 +5,7 @@ import errno
 import re
 
 import pytest
-from conftest import BUILD
+from ferry_program import BUILD
 
 FAKES = BUILD / "tests" / "fake_cuda"
 BENCH = ("bench", "--gpu", "--sizes", "64K", "--iterations", "2", "--nvme-path", ".")

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import PROGRAM, ROOT
+from ferry_program import PROGRAM, ROOT
 
 COMMANDS = ["bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion"]
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import PROGRAM
+from ferry_program import PROGRAM
 from test_results import validate
 
 SPACE = {

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
+from ferry_program import PROGRAM
 from loop_mount import loop_mount
 
 BLOCK = 4096

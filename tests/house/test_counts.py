@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, run
+from house import ROOT, run
 
 COMPILER = "12"  # g++, whose code the budget is of
 

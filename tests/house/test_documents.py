@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import documents
 import pytest
-from conftest import ROOT
+from house import ROOT
 
 # More than these would be a habit. `pytest -rP -k left_alone` lists them.
 LEFT_ALONE_MOST = 3

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from conftest import ROOT, run
+from house import ROOT, run
 
 
 def read(name):

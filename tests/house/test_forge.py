@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from house import ROOT
 from test_readme import make_targets
 from test_style import FOLDERS
 

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import run
+from house import run
 from rooms import ADAPTERS
 
 # It names the fields that a user sets, each in its place: that must compile in every version.

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import built_job
+from house import built_job
 
 ASKED = ("sched_setaffinity", "set_mempolicy", "mbind")
 

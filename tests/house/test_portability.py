@@ -4,7 +4,7 @@
 import shutil
 
 import pytest
-from conftest import ROOT, run
+from house import ROOT, run
 
 COMPILER = "aarch64-linux-gnu-g++"
 # All but the engines, which need that processor's liburing and libaio.

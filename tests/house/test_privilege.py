@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import built_job
+from house import built_job
 
 NOBODY = 65534
 

@@ -4,8 +4,8 @@ import re
 import subprocess
 
 import pytest
-from conftest import ROOT, run
 from documents import BLOCK, DOCUMENTS, blocks
+from house import ROOT, run
 
 
 def make_targets():

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import safetensors
-from conftest import built_job
+from house import built_job
 from safetensors_cases import DTYPES, cases, file_of, mutations
 
 MUTATIONS = 4000

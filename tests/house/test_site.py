@@ -12,7 +12,7 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import ROOT, run
+from house import ROOT, run
 
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
 COMMANDS = ("bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion")

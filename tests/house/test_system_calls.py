@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import built_job
+from house import built_job
 
 BLOCKS = 256
 BLOCK_BYTES = 64 * 1024

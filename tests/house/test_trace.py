@@ -6,7 +6,7 @@ import stat
 import subprocess
 
 import pytest
-from conftest import built_job
+from house import built_job
 
 MIB = 1 << 20
 

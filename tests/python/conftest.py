@@ -6,14 +6,6 @@ from handle_fixtures import engine, handle, path
 
 __all__ = ["engine", "handle", "one_thread", "path", "space"]
 
-# The files that take longest, first: a process that comes to one of them late would end alone.
-LONGEST = ["deepspeed", "lifetime", "package", "examples", "optim_ranks", "optim_faults"]
-
-
-def pytest_collection_modifyitems(items):
-    first = {f"test_{name}.py": rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: first.get(item.path.name, len(first)))
-
 
 @pytest.fixture
 def space(tmp_path, engine):

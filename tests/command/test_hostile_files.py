@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
+from ferry_program import PROGRAM
 from loop_mount import unmount
 
 QUICK = ("--sizes", "4K", "--iterations", "3", "--threads", "1")

@@ -1,0 +1,19 @@
+"""The order of all tests."""
+
+# The files that take longest, first: a process that comes to one of them late would end alone.
+LONGEST = [
+    "python/test_deepspeed.py",
+    "house/test_documents.py",
+    "python/test_lifetime.py",
+    "python/test_package.py",
+    "python/test_examples.py",
+    "python/test_optim_ranks.py",
+    "python/test_optim_faults.py",
+    "command/test_bench.py",
+    "command/test_tune.py",
+]
+
+
+def pytest_collection_modifyitems(items):
+    first = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get("/".join(item.path.parts[-2:]), len(first)))
