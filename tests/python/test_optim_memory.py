@@ -1,10 +1,10 @@
-"""What a step with states and gradients on NVMe adds to the memory of its process."""
+"""What a step with states and gradients on NVMe adds to the memory of its process.
+
+A process of its own, whose peak does not depend on what else runs."""
 
 import pytest
 from programs import check_python
 from training import MiB
-
-pytestmark = pytest.mark.alone
 
 MEMORY = {
     "fp32": "float32 8 AdamW(params, **options)",
