@@ -4,13 +4,13 @@
 LONGEST = [
     "python/test_deepspeed.py",
     "house/test_documents.py",
+    "house/test_portability.py",
     "python/test_lifetime.py",
     "python/test_package.py",
+    "house/test_install.py",
     "python/test_examples.py",
     "python/test_optim_ranks.py",
     "python/test_optim_faults.py",
-    "command/test_bench.py",
-    "command/test_tune.py",
 ]
 
 
