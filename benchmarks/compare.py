@@ -27,6 +27,7 @@ from benchmarks.jobs.peers import PeerMissing, Peers
 from benchmarks.jobs.progress import Progress
 from benchmarks.report import page, results
 from benchmarks.rows.bench import IN_FLIGHT_BYTES_MAX, Bench
+from benchmarks.rows.checkpoint_rows import checkpoint_rows
 from benchmarks.rows.copy_rows import copy_rows
 from benchmarks.rows.curves import Curve, curves, million
 from benchmarks.rows.drive_rows import drive_rows
@@ -181,6 +182,7 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
     rows = drive_rows(bench)
     rows += scale_rows(bench)
     rows += peer_rows(bench, peers)
+    rows += checkpoint_rows(bench, peers)
     rows += import_rows(peers)
     if options.quick:
         rows = [row for row in rows if row.peer not in SLOW_TO_SET_UP]

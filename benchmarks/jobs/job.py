@@ -51,6 +51,8 @@ class Sample:
     open_close_us: float = 0.0
     repetition_seconds: float = 0.0
     memory_bytes: float = 0.0
+    read_bytes: float = 0.0  # by the drive
+    asked_bytes: float = 0.0  # that the caller wanted
     descriptors: float = 0.0
     switches: float = 0.0  # of threads, for one operation
     request_bytes: int = 0
@@ -243,12 +245,13 @@ def fio_drives(files: list[Path], sizes: list[int], point: FioPoint, repeat: int
 
 
 def fio_new_files(
-    files: list[Path], point: FioPoint, size: int, preallocate: bool = True
+    files: list[Path], point: FioPoint, size: int, preallocate: bool = True, sync: bool = False
 ) -> Sample:
     """Writes new files, one after the other. fio preallocates by default, before its clock
-    starts."""
+    starts; fsync is within it."""
     remove(files)
     command = ["fio", "--output-format=json", *fio_options(point, "write", size)]
+    command += ["--end_fsync=1"] if sync else []
     command += [] if preallocate else ["--fallocate=none"]
     for file in files:
         command += [f"--name={file.name}", f"--filename={file}", "--stonewall"]

@@ -28,7 +28,8 @@ class Row:
     value: Callable[[Sample, Sample], tuple[float, float]]
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
     peer: str = ""  # a name of peers.py that the row needs
-    kernel_works: bool = False  # kernel threads work for it, which look like other processes
+    # Kernel threads work for it, or processes of a process of ours: they look like bystanders.
+    kernel_works: bool = False
     disturbed: int = 0  # pairs that count although other processes were busy
 
     def take(self, ours_first: bool) -> None:
@@ -82,6 +83,11 @@ def milliseconds(ours: Sample, other: Sample) -> tuple[float, float]:
 
 def memory(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.memory_bytes / 2**20, other.memory_bytes / 2**20
+
+
+def read_bytes(ours: Sample, _other: Sample) -> tuple[float, float]:
+    """What the drive read for us, and what we asked for."""
+    return ours.read_bytes / 2**20, ours.asked_bytes / 2**20
 
 
 def descriptors(ours: Sample, other: Sample) -> tuple[float, float]:
