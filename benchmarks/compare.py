@@ -3,7 +3,8 @@
 
 Each row is a ratio of two jobs that run one right after the other; docs/performance.md has the
 method. It lists what it cannot set up here, with the reason. With --against an earlier result, the
-exit status is 3 if a ratio fell by more than the noise.
+exit status is 3 if a ratio fell by more than the noise. --update puts the rows that were measured
+into an earlier result.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.jobs import machine
 from benchmarks.jobs.job import NOT_HERE, PROGRAM, REPORTS, ROOT, FioPoint, JobFailed
 from benchmarks.jobs.peers import PeerMissing, Peers
 from benchmarks.jobs.progress import Progress
-from benchmarks.report import page, results
+from benchmarks.report import page, publish, results
 from benchmarks.rows.bench import IN_FLIGHT_BYTES_MAX, Bench
 from benchmarks.rows.checkpoint_rows import checkpoint_rows
 from benchmarks.rows.copy_rows import copy_rows
@@ -104,7 +105,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--calibration", type=Path, help="a compare.json to take fio's settings from"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--update", type=Path, help="an earlier compare.json that gets the rows of --rows"
+    )
+    options = parser.parse_args()
+    if options.update and (options.quick or not options.rows):
+        parser.error("--update needs --rows, and does not go with --quick")
+    return options
 
 
 def take_pair(row: Row, ours_first: bool) -> float:
@@ -253,6 +260,11 @@ def check_room(options: argparse.Namespace) -> None:
         )
 
 
+def check_machine(earlier: dict[str, Any] | None, facts: dict[str, str]) -> None:
+    if earlier and not results.same_machine(earlier["machine"], facts):
+        raise SystemExit("the run to update is of another machine: see 'machine' in its file")
+
+
 def check_fio() -> None:
     if shutil.which("fio") is None:
         raise SystemExit(
@@ -277,6 +289,7 @@ def went_wrong(failed: dict[str, str], of_peers: set[str]) -> bool:
 def main() -> int:
     options = arguments()
     before = earlier_run(options.against) if options.against else None
+    earlier = earlier_run(options.update) if options.update else None
     # Measures the library's defaults: no profiles, no trace.
     for name in [name for name in os.environ if name.startswith("TENSORFERRY_")]:
         del os.environ[name]
@@ -300,8 +313,9 @@ def main() -> int:
         check_fio()
         of_peers = {row.name for row in rows if row.peer}  # if the peer fails, the run says so
         facts = facts_of(Path(folder), options)
+        check_machine(earlier, facts)
         try:
-            bench.stored = stored_calibration(options, before, facts)
+            bench.stored = stored_calibration(options, before or earlier, facts)
             progress("preparing files")
             bench.prepare()
             rows = with_peers(rows, peers)
@@ -333,6 +347,9 @@ def main() -> int:
     print(results.summary(rows))
     found = results.write(rows, drawn, bench, peers, facts, left_out | failed, options)
     print(f"report: {options.output / 'compare.html'}, compare.md and compare.json beside it")
+    if earlier:
+        options.update.write_text(publish.compact(results.updated(earlier, found)))
+        print(f"updated: {len(rows)} rows of {options.update}")
     if before and results.against(before, found, not options.rows and not interrupted):
         return 3
     return 130 if interrupted else 1 if went_wrong(failed, of_peers) else 0

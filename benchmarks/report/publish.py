@@ -2,12 +2,14 @@
 docs/performance.md, and computes those of docs/scale.md from it.
 
     python -m benchmarks.report.publish build/reports
+    python -m benchmarks.report.publish benchmarks/results.json   # after compare.py --update
 
 headline.py draws the first table and its picture. The summary of the targets gets the measurements
 and verdicts. The paragraph that begins with "**Where the other is faster:**" lists the rows that
-are behind. Each row of the page gets its new figures. Rows that the run did not measure are removed
-and named. To add a row, put a line with its name, "| name |", into a table. The text of the page
-does not change: read it again. README.md, docs/index.md and the guides repeat figures;
+are behind, and the one that begins with "**Measured at another time:**" those that compare.py
+--update measured. Each row of the page gets its new figures. Rows that the run did not measure are
+removed and named. To add a row, put a line with its name, "| name |", into a table. The text of the
+page does not change: read it again. README.md, docs/index.md and the guides repeat figures;
 tests/house/test_compare.py checks them.
 """
 
@@ -140,10 +142,33 @@ def behind(results: dict[str, Any]) -> str:
     return textwrap.fill(f"{BEHIND} {told}.", 100, break_on_hyphens=False)
 
 
+ANOTHER_TIME = "**Measured at another time:**"
+
+
+def another_time(results: dict[str, Any]) -> dict[str, list[str]]:
+    """The rows that are not of the run itself, by their date and commit."""
+    found: dict[str, list[str]] = {}
+    own = (results["date"], results["machine"].get("tensorferry"))
+    for row in results["rows"]:
+        date, commit = row.get("date", own[0]), row.get("tensorferry", own[1])
+        if (date, commit) != own:
+            found.setdefault(f"{date}, commit {commit}", []).append(row["name"])
+    return found
+
+
+def times_text(found: dict[str, list[str]]) -> str:
+    told = ". ".join(f"{when}: {'; '.join(names)}" for when, names in found.items()) or "nothing"
+    return textwrap.fill(f"{ANOTHER_TIME} {told}.", 100, break_on_hyphens=False)
+
+
 def with_results(page: str, results: dict[str, Any]) -> str:
-    """The page with the figures of the run. Exits if it has no line for a row."""
+    """The page with the figures of the run. Exits if it has no line for a row, or for the times of
+    those that are not of the run itself."""
     rows = {row["name"]: row for row in results["rows"]}
     curves = {key: c for c in results["curves"] for key in c.keys() - {"title", "unit", "lines"}}
+    times = another_time(results)
+    if times and ANOTHER_TIME not in page:
+        raise SystemExit(f"{PAGE}: no paragraph begins with: {ANOTHER_TIME}")
     written: list[str] = []
     gone: list[str] = []
     for block in page.split("\n\n"):
@@ -158,6 +183,8 @@ def with_results(page: str, results: dict[str, Any]) -> str:
             lines = lines[:2] + [short_line(text, results["rows"]) for text in lines[2:]]
         elif block.startswith(BEHIND):
             lines = [behind(results)]
+        elif block.startswith(ANOTHER_TIME):
+            lines = [times_text(times)]
         elif rows.keys() & set(names):
             gone += [name for name in names[2:] if name not in rows]
             lines = lines[:2] + [
@@ -215,10 +242,11 @@ def main() -> None:
         type=Path,
         nargs="?",
         default=REPORTS,
-        help="the folder of the run (build/reports)",
+        help="the folder of the run (build/reports), or the file that --update changed",
     )
     reports = parser.parse_args().reports
-    results = json.loads(without_folder((reports / "compare.json").read_text()))
+    file = reports if reports.is_file() else reports / "compare.json"
+    results = json.loads(without_folder(file.read_text()))
     if why := not_to_be_shown(results):
         raise SystemExit(f"this run cannot be published: {why}")
     PAGE.write_text(with_results(PAGE.read_text(), results))

@@ -156,6 +156,19 @@ def write(
     return found
 
 
+def updated(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The earlier run with the rows of this one in their places, new ones at the end. These rows
+    keep their date and their commit."""
+    stamp = {"date": now["date"], "tensorferry": now["machine"]["tensorferry"]}
+    fresh = {row["name"]: row | stamp for row in now["rows"]}
+    failed = earlier["failed"] | now["failed"]
+    merged = {"failed": {name: why for name, why in failed.items() if name not in fresh}}
+    for key in ("peers", "calibration", "calibration_gb_per_second"):
+        merged[key] = now[key] | earlier[key]
+    rows = [fresh.pop(row["name"], row) for row in earlier["rows"]]
+    return earlier | merged | {"rows": [*rows, *fresh.values()]}
+
+
 CHART_TEXT = (
     "Dots are pairs, thick lines the 95 % intervals of the medians, red marks the targets. "
     "Right of a target is better for speeds, left of it for latencies, CPU time and memory. Values "

@@ -382,6 +382,66 @@ def test_a_run_is_taken_into_the_page_where_its_rows_stand():
     assert json.loads(publish.compact(RUN)) == RUN
 
 
+def test_an_update_replaces_its_rows_and_says_when_they_were_measured():
+    earlier = {
+        "date": "then",
+        "machine": {"tensorferry": "aaa", "command": "compare.py"},
+        "peers": {"torch": "1", "NumPy": "2"},
+        "calibration": {"read": "old"},
+        "calibration_gb_per_second": {"read": 1},
+        "failed": {"new / b": "it broke", "other": "it broke"},
+        "rows": [result("a / b", "GB/s", 1, 1, 1), result("kept / b", "GB/s", 1, 1, 1)],
+        "curves": ["kept"],
+    }
+    now = earlier | {
+        "date": "now",
+        "machine": {"tensorferry": "bbb", "command": "compare.py --rows x"},
+        "calibration": {"read": "new", "write": "new"},
+        "failed": {},
+        "rows": [result("a / b", "GB/s", 2, 2, 2), result("new / b", "GB/s", 3, 3, 3)],
+        "curves": [],
+    }
+    merged = results.updated(earlier, now)
+    assert [(row["name"], row["ratio"], row.get("date")) for row in merged["rows"]] == [
+        ("a / b", 2, "now"),
+        ("kept / b", 1, None),
+        ("new / b", 3, "now"),
+    ]
+    assert merged["machine"] == earlier["machine"] and merged["curves"] == ["kept"]
+    assert merged["calibration"] == {"read": "old", "write": "new"}
+    assert merged["failed"] == {"other": "it broke"}
+    times = publish.another_time(merged)
+    assert times == {"now, commit bbb": ["a / b", "new / b"]}
+    assert not publish.another_time(earlier)
+    assert publish.times_text({}).endswith(" nothing.")
+
+
+def test_the_page_says_which_rows_were_measured_at_another_time():
+    table = "| h |\n| - |\n| a / b |"
+    run = RUN | {"rows": [RUN["rows"][0] | {"date": "later", "tensorferry": "bbb"}]}
+    shown = publish.with_results(f"{publish.ANOTHER_TIME} old\n\n{table}", run)
+    assert shown.startswith(f"{publish.ANOTHER_TIME} later, commit bbb: a / b.\n")
+    with pytest.raises(SystemExit, match="no paragraph"):
+        publish.with_results(table, run)
+
+
+@pytest.mark.parametrize("words", [["--rows", ""], ["--rows", "x", "--quick"]])
+def test_an_update_is_of_some_rows_and_of_whole_measurements(monkeypatch, words, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--update", "x.json", *words])
+    monkeypatch.delenv("QUICK", raising=False)
+    with pytest.raises(SystemExit):
+        compare.arguments()
+    assert "--update needs --rows" in capsys.readouterr().err
+
+
+def test_an_update_of_a_run_of_another_machine_is_refused():
+    earlier = {"machine": {"device": "vda", "tensorferry": "aaa"}}
+    compare.check_machine(earlier, {"device": "vda", "tensorferry": "bbb"})
+    compare.check_machine(None, {})
+    with pytest.raises(SystemExit, match="another machine"):
+        compare.check_machine(earlier, {"device": "nvme0n1"})
+
+
 def test_the_summary_has_the_range_and_the_verdicts_of_its_rows():
     name = "ordinary memory / page-locked"
     row = {"ratio": 0.9, "verdict": "holds"}
