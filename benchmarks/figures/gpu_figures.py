@@ -7,7 +7,9 @@ Each row is a ratio of two sides, measured in turns on the same file:
 - the latency of small transfers against cuFile's;
 - a step of AdamW with states on the drive against the drive alone;
 - a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
-  threads.
+  threads;
+- load_file of a checkpoint of 1 GiB against raw io_uring, with the memory that it takes on both
+  sides.
 Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time. The
 sections "threads" and "drives" are those of scale_figures.py and need no GPU.
 """
@@ -26,10 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tensorferry
+import tensorferry.safetensors.torch
 import torch
 
 from benchmarks.figures import scale_figures
 from benchmarks.figures.paired import HEAD, row, timed
+from benchmarks.jobs.checkpoint_tensors import check, tensors_of
 from benchmarks.rows.pairs import Target
 
 GB, MiB, GiB = 1e9, 1 << 20, 1 << 30
@@ -267,7 +271,39 @@ def set_of_tensors(folder: Path, total: int) -> None:
     path.unlink()
 
 
-GPU_SECTIONS = ("large", "small", "step", "set", "cached")
+def checkpoint_rows(folder: Path, program: Path, pairs: int) -> None:
+    """Loads a safetensors file to the GPU; it must take the tensors there and slots here."""
+    for layout, words in (("32", "32 tensors"), ("mixed", "2,000 mixed tensors")):
+        path = folder / "checkpoint.safetensors"
+        tensorferry.safetensors.torch.save_file(tensors_of(layout, GiB), path, checksums=True)
+        for verify in (False, True):
+
+            def load(path=path, verify=verify):
+                return tensorferry.safetensors.torch.load_file(path, "cuda", verify=verify)
+
+            def ours(load=load, path=path):
+                drop_cache(path)
+                return timed(lambda: (load(), torch.cuda.synchronize()))
+
+            row(
+                f"load_file, 1 GiB in {words}, GPU{', verified' * verify} / raw io_uring",
+                ours,
+                lambda path=path: raw_ring(program, "read", path, GiB),
+                pairs,
+                Target(0.95, True),
+            )
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        here, there = resident_bytes(), torch.cuda.memory_allocated()
+        loaded = load()
+        most = torch.cuda.max_memory_allocated() - there - GiB
+        print(f"memory beyond the tensors of 1 GiB: {most / MiB:.1f} MiB on the GPU, "
+              f"{(resident_bytes() - here) / MiB:.1f} MiB here")  # fmt: skip
+        check(loaded)
+        path.unlink()
+
+
+GPU_SECTIONS = ("large", "small", "step", "set", "cached", "checkpoints")
 
 
 def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
@@ -280,6 +316,8 @@ def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
         step_row(folder, ring, max(pairs // 2, 3))
     if "set" in options.sections:
         set_of_tensors(folder, options.set_gb * GB)
+    if "checkpoints" in options.sections:
+        checkpoint_rows(folder, ring, pairs)
     if "cached" in options.sections:
         with contextlib.suppress(FileNotFoundError):
             with tempfile.TemporaryDirectory(dir="/dev/shm") as name:

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = ROOT / "benchmarks" / "jobs"
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.jobs import checkpoint_tensors  # noqa: E402
 from benchmarks.jobs.job import JobFailed  # noqa: E402
 from benchmarks.jobs.job_process import JobProcess  # noqa: E402
 from benchmarks.jobs.progress import Progress  # noqa: E402
@@ -43,29 +43,21 @@ def process(tmp_path_factory):
         one.end()
 
 
-@pytest.fixture
-def jobs(monkeypatch):
-    monkeypatch.syspath_prepend(str(JOBS))
-    import checkpoint_jobs
-
-    return checkpoint_jobs
-
-
 @pytest.mark.parametrize(("layout", "count"), [("32", 32), ("mixed", 2000)])
-def test_the_tensors_of_a_layout_have_the_size_that_is_asked_for(jobs, layout, count):
+def test_the_tensors_of_a_layout_have_the_size_that_is_asked_for(layout, count):
     for total in (256 * MIB, 1024 * MIB):
-        sizes = jobs.sizes_of(layout, total)
+        sizes = checkpoint_tensors.sizes_of(layout, total)
         assert len(sizes) == count and sum(sizes) == total
         assert all(size > 0 and size % 512 == 0 for size in sizes)
     assert (max(sizes) > 1000 * min(sizes)) == (layout == "mixed")
 
 
-def test_a_side_that_brings_wrong_bytes_is_found(jobs):
-    tensors = jobs.tensors_of("32", SIZE)
-    jobs.check(tensors)
+def test_a_side_that_brings_wrong_bytes_is_found():
+    tensors = checkpoint_tensors.tensors_of("32", SIZE)
+    checkpoint_tensors.check(tensors)
     tensors["layers.0007.weight"].view(torch.uint8)[-1, -1] = 0
     with pytest.raises(RuntimeError, match="layers.0007.weight holds wrong bytes"):
-        jobs.check(tensors)
+        checkpoint_tensors.check(tensors)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
