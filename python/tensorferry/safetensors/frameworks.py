@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     class Framework(Protocol):
         """Makes memory, and tensors of it once it is filled."""
 
+        may_read_ahead: bool  # whether memory for tensors to come costs little
+
         def dtype(self, code: str) -> Any: ...
         def place(self, offset: int, length: int) -> Any:
             """Returns where memory for these bytes of a file comes from."""
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # From here on an arena is quicker than to copy the bytes to where the allocator has room.
-_ARENA_BYTES = 256 << 10
+ARENA_BYTES = 256 << 10
 
 _NAMES = {
     "F64": "float64",
@@ -69,13 +71,14 @@ class TorchTensors:
             wanted = torch.device(device)
             if wanted.type == "cuda":
                 self._gpu = wanted
+        self.may_read_ahead = self._gpu is None
 
     def dtype(self, code: str) -> Any:
         return getattr(self._torch, _name_of(code))
 
     def place(self, offset: int, length: int) -> Arena | None:
         """Returns an arena, unless the bytes go to a GPU or are too few."""
-        if self._gpu is not None or length < _ARENA_BYTES:
+        if self._gpu is not None or length < ARENA_BYTES:
             return None
         return Arena(offset, length)
 
@@ -100,6 +103,8 @@ class TorchTensors:
 class NumpyArrays:
     """Arrays of NumPy."""
 
+    may_read_ahead = False  # an array keeps all memory that was read with it
+
     def __init__(self) -> None:
         import numpy
 
@@ -114,7 +119,7 @@ class NumpyArrays:
 
     def place(self, offset: int, length: int) -> Arena | None:
         """Returns an arena, unless the bytes are too few."""
-        return Arena(offset, length) if length >= _ARENA_BYTES else None
+        return Arena(offset, length) if length >= ARENA_BYTES else None
 
     def memory(self, place: Arena | None, offset: int, length: int) -> Any:
         """Returns memory for these bytes of the file, as an array of them."""

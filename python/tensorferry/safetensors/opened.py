@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
+from itertools import islice
 
 from .. import _core
 from .._progress import report_of, wait_for
@@ -16,16 +18,18 @@ from .errors import (
     damage_is_a_safetensor_error,
     header_error,
 )
-from .frameworks import NumpyArrays, TorchTensors
+from .frameworks import ARENA_BYTES, NumpyArrays, TorchTensors
 from .indexing import box_by_safetensors, box_by_torch
+from .read_ahead import ReadAhead
 from .serialization import BITS
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NamedTuple
 
+    from .._core import Operation
     from .._progress import Progress
     from .frameworks import Framework
     from .indexing import Range
@@ -69,6 +73,14 @@ class OpenFile:
         self.by_torch = framework == "pytorch"
         self.verify = verify
         self._make: Framework = TorchTensors(device) if self.by_torch else NumpyArrays()
+        self._order = {name: index for index, name in enumerate(self._rows)}
+        self._ahead: ReadAhead | None = None
+        if self._make.may_read_ahead:
+            self._ahead = ReadAhead([row[5] for row in self._rows.values()], self._start_ahead)
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def names(self) -> list[str]:
         """Returns the names of the tensors in the order of the file."""
@@ -81,6 +93,34 @@ class OpenFile:
         except KeyError:
             raise SafetensorError(f"File does not contain tensor {name}") from None
 
+    def _start(self, reads: list[tuple[Any, ...]]) -> Operation:
+        verify = "required" if self.verify else "no"
+        return self._file.read(shared_handle(), reads, verify)  # type: ignore[arg-type]
+
+    def _start_ahead(self, first: int, end: int) -> tuple[list[Any], Operation]:
+        infos = [Info(*row) for row in islice(self._rows.values(), first, end)]
+        # A short tensor has memory of its own: who keeps it alone must not keep all.
+        memories = self._memories(infos, ARENA_BYTES)
+        reads = [(info.name, memory) for info, memory in zip(infos, memories) if info.bytes]
+        return memories, self._start(reads)
+
+    def _memories(self, infos: Sequence[Info], shared_bytes_min: int = 0) -> list[Any]:
+        """Returns memory for each of these tensors. They share an arena, without gaps for what lies
+        between them in the file; those of fewer bytes than this do not share it."""
+        positions, end = [], 0
+        for info in infos:
+            if info.bytes >= shared_bytes_min:
+                end += (info.offset - end) % mmap.PAGESIZE
+                positions.append(end)
+                end += info.bytes
+            else:
+                positions.append(-1)
+        place = self._make.place(0, end)
+        return [
+            self._make.memory(place if position >= 0 else None, position, info.bytes)
+            for info, position in zip(infos, positions)
+        ]
+
     def _read(
         self,
         reads: list[tuple[Any, ...]],
@@ -90,26 +130,38 @@ class OpenFile:
         if not total:
             return
         with damage_is_a_safetensor_error():
-            verify = "required" if self.verify else "no"
-            operation = self._file.read(shared_handle(), reads, verify)  # type: ignore[arg-type]
-            wait_for(operation, total, report)
+            wait_for(self._start(reads), total, report)
+
+    def _whole(self, info: Info) -> Any:
+        """Returns memory with the bytes of a tensor."""
+        if self._ahead is not None:
+            memory = self._ahead.take(self._order[info.name])
+            if memory is not None:
+                return memory
+        (memory,) = self._memories([info])
+        self._read([(info.name, memory)], info.bytes)
+        return memory
 
     def tensor(self, info: Info) -> Any:
         """Reads one tensor."""
         shape = self._shape(info)
         dtype = self._make.dtype(info.dtype)
-        place = self._make.place(info.offset, info.bytes)
-        memory = self._make.memory(place, info.offset, info.bytes)
-        self._read([(info.name, memory)], info.bytes)
-        return self._make.finished(self._make.tensor(memory, dtype, shape))
+        return self._make.finished(self._make.tensor(self._whole(info), dtype, shape))
 
-    def tensors(self, report: Callable[[int, int], object] | None) -> dict[str, Any]:
-        """Reads all tensors, each file in one go and in its order."""
-        infos = [Info(*row) for row in self._rows.values()]
+    def tensors(
+        self, names: Iterable[str] | None, report: Callable[[int, int], object] | None
+    ) -> dict[str, Any]:
+        """Reads these tensors, or all, in one go and in the order of the file."""
+        if names is None:
+            infos = [Info(*row) for row in self._rows.values()]
+        else:
+            wanted = {self.info(name).name for name in names}
+            infos = [
+                Info(*self._rows[name]) for name in sorted(wanted, key=self._order.__getitem__)
+            ]
         shapes = [self._shape(info) for info in infos]
         dtypes = [self._make.dtype(info.dtype) for info in infos]
-        places = [self._make.place(*stretch) for stretch in _stretches(infos)]
-        memories = [self._make.memory(places[info.file], info.offset, info.bytes) for info in infos]
+        memories = self._memories(infos)
         reads = [(info.name, memory) for info, memory in zip(infos, memories) if info.bytes]
         self._read(reads, sum(info.bytes for info in infos), report)
         found = {}
@@ -123,6 +175,8 @@ class OpenFile:
         """Reads a part of a tensor: these ranges of its dimensions."""
         dtype = self._make.dtype(info.dtype)
         sizes = [end - begin for begin, end in ranges]
+        if sizes == info.shape:
+            return self._make.tensor(self._whole(info), dtype, sizes)
         bits = BITS[info.dtype]
         length = math.prod(sizes) * bits // 8
         row_bytes = math.prod(info.shape[1:]) * bits // 8
@@ -151,17 +205,6 @@ def _opening_error(error: OSError, path: str) -> Exception:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):
         return FileNotFoundError(f"No such file or directory: {path}")
     return error
-
-
-def _stretches(infos: Sequence[Info]) -> list[tuple[int, int]]:
-    """Returns (offset, length) of what all tensors of each file take together."""
-    found: list[tuple[int, int]] = []
-    for info in infos:  # by file and offset
-        while len(found) <= info.file:
-            found.append((info.offset, 0))
-        begin, _ = found[info.file]
-        found[info.file] = (begin, info.offset + info.bytes - begin)
-    return found
 
 
 class SafeSlice:
@@ -296,9 +339,9 @@ class safe_open:  # noqa: N801
         opened = self._opened()
         return opened.tensor(opened.info(name))
 
-    def get_tensors(self) -> dict[str, Any]:
-        """Reads all tensors, as one read in the order of the file."""
-        return self._opened().tensors(self._report)
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Reads all tensors, or those of these names, as one read in the order of the file."""
+        return self._opened().tensors(names, self._report)
 
     def get_slice(self, name: str) -> SafeSlice:
         """Returns an object to index: it reads the rows and columns that you ask for."""
@@ -309,6 +352,8 @@ class safe_open:  # noqa: N801
         return self
 
     def __exit__(self, *args: object) -> None:
+        if self._inner is not None:
+            self._inner.close()
         self._inner = None
 
 
