@@ -1,6 +1,7 @@
 """safe_open reads ahead for a program that asks in the order of the file; parts of a file in one
 read."""
 
+import gc
 import mmap
 import os
 import random
@@ -97,6 +98,27 @@ def test_tensors_outlive_the_file_and_what_was_read_with_them(tmp_path):
         assert torch.equal(tensor, tensors[name])
 
 
+def test_a_file_closes_with_its_last_user(tmp_path):
+    path = tmp_path / "model.safetensors"
+    made(path, 20, 10_000)
+    gc.disable()
+    try:
+        file = safe_open(path, "pt")
+        kept = [file.get_tensor(name) for name in file.offset_keys()]
+        assert str(path) in open_files()
+        del file
+        assert str(path) not in open_files()
+    finally:
+        gc.enable()
+    assert len(kept) == 20
+
+
+def open_files():
+    folder = "/proc/self/fd"
+    links = [os.path.join(folder, name) for name in os.listdir(folder)]
+    return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
 def test_a_short_tensor_keeps_no_other_alive(tmp_path, monkeypatch):
     maps = []
 
@@ -191,8 +213,8 @@ class Fake:
 
 def test_windows_follow_the_program_also_past_tensors_that_it_skips():
     fake = Fake()
-    ahead = ReadAhead([4 * MIB] * 40, fake.start)
-    taken = [ahead.take(index) for index in range(40) if index % 10 != 7]
+    ahead = ReadAhead([4 * MIB] * 40)
+    taken = [ahead.take(index, fake.start) for index in range(40) if index % 10 != 7]
     assert [memory for memory in taken if memory is not None] == [
         index for index in range(2, 40) if index % 10 != 7
     ]
@@ -202,16 +224,23 @@ def test_windows_follow_the_program_also_past_tensors_that_it_skips():
 
 def test_a_jump_forgets_what_was_read_ahead():
     fake = Fake()
-    ahead = ReadAhead([4 * MIB] * 40, fake.start)
-    assert [ahead.take(index) for index in (0, 1, 2, 30, 31, 32)] == [None, None, 2, None, None, 32]
+    ahead = ReadAhead([4 * MIB] * 40)
+    assert [ahead.take(index, fake.start) for index in (0, 1, 2, 30, 31, 32)] == [
+        None,
+        None,
+        2,
+        None,
+        None,
+        32,
+    ]
     assert fake.windows == [(2, 6), (6, 10), (32, 36), (36, 40)]
     assert fake.cancelled == 2
 
 
 def test_a_tensor_longer_than_a_window_is_read_by_itself():
     fake = Fake()
-    ahead = ReadAhead([1, 1, 1, 17 * MIB, 1, 1], fake.start)
-    assert [ahead.take(index) for index in range(6)] == [None, None, 2, None, 4, 5]
+    ahead = ReadAhead([1, 1, 1, 17 * MIB, 1, 1])
+    assert [ahead.take(index, fake.start) for index in range(6)] == [None, None, 2, None, 4, 5]
     assert fake.windows == [(2, 3), (4, 6)]
 
 

@@ -76,7 +76,7 @@ class OpenFile:
         self._order = {name: index for index, name in enumerate(self._rows)}
         self._ahead: ReadAhead | None = None
         if self._make.may_read_ahead:
-            self._ahead = ReadAhead([row[5] for row in self._rows.values()], self._start_ahead)
+            self._ahead = ReadAhead([row[5] for row in self._rows.values()])
 
     def close(self) -> None:
         if self._ahead is not None:
@@ -135,7 +135,7 @@ class OpenFile:
     def _whole(self, info: Info) -> Any:
         """Returns memory with the bytes of a tensor."""
         if self._ahead is not None:
-            memory = self._ahead.take(self._order[info.name])
+            memory = self._ahead.take(self._order[info.name], self._start_ahead)
             if memory is not None:
                 return memory
         (memory,) = self._memories([info])

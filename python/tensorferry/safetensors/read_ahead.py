@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from .._core import Operation
 
+    Start = Callable[[int, int], tuple[list[Any], Operation]]
+
     class Window(NamedTuple):
         """Tensors that follow each other, and the operation that reads them."""
 
@@ -36,25 +38,24 @@ _CALLS_MIN = 3
 class ReadAhead:
     """The tensors that a program will ask for next, of a list of sizes in bytes.
 
-    `start(first, end)` begins to read these tensors and returns (memory of each, operation). Any
-    thread may call take().
+    Any thread may call it. It does not know the file, which lives as long as its users alone.
     """
 
-    def __init__(
-        self, sizes: Sequence[int], start: Callable[[int, int], tuple[list[Any], Operation]]
-    ) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
-        self._start = start
         self._windows: list[Window] = []
         self._next = 0
         self._calls = 0  # in order
         self._lock = threading.Lock()
 
-    def take(self, index: int) -> Any | None:
-        """Returns the memory with the bytes of a tensor; None if the caller must read them."""
+    def take(self, index: int, start: Start) -> Any | None:
+        """Returns the memory with the bytes of a tensor; None if the caller must read them.
+
+        `start(first, end)` begins to read tensors and returns (memory of each, operation).
+        """
         try:
             with self._lock:
-                window = self._window_of(index)
+                window = self._window_of(index, start)
                 if window is None:
                     return None
                 memory = window.memories.pop(index)
@@ -76,7 +77,7 @@ class ReadAhead:
                 window.operation.cancel()
         self._windows.clear()
 
-    def _window_of(self, index: int) -> Window | None:
+    def _window_of(self, index: int, start: Start) -> Window | None:
         known = self._holding(index)
         if known is None and index != self._next:
             self._forget()
@@ -85,16 +86,16 @@ class ReadAhead:
         if self._calls < _CALLS_MIN:
             return None
         if known is None:
-            self._open(index)
+            self._open(index, start)
             known = self._holding(index)
         if known is not None and known is self._windows[-1]:
-            self._open(known.end)
+            self._open(known.end, start)
         return known
 
     def _holding(self, index: int) -> Window | None:
         return next((window for window in self._windows if index in window.memories), None)
 
-    def _open(self, first: int) -> None:
+    def _open(self, first: int, start: Start) -> None:
         """Begins to read a window, unless its first tensor is longer than a window: a drive is busy
         enough with such a tensor alone."""
         end, total = first, 0
@@ -103,7 +104,7 @@ class ReadAhead:
             end += 1
         if not total:
             return
-        memories, operation = self._start(first, end)
+        memories, operation = start(first, end)
         window = Window(first, end, dict(zip(range(first, end), memories)), operation)
         self._windows = [one for one in self._windows if one.memories][1 - _WINDOWS_MAX :]
         self._windows.append(window)
