@@ -27,6 +27,23 @@ def cut_masters(master: object, weights: object, low: object, digests: object, t
     """
     Cuts masters in fp32 that have been rounded to weights in bf16: fills `low` and `digests`. Returns the list of masters that the weights and `low` do not give back.
     """
+class PieceChecksums:
+    """The CRC-32 of bytes that pass, and those of their pieces."""
+
+    def __init__(self, piece_bytes: int) -> None: ...
+
+    def add(self, buffer: object) -> None:
+        """Takes the bytes that come next. One thread at a time may call this."""
+
+    def end(self) -> None:
+        """Ends the piece that is under way, the last one."""
+
+    @property
+    def whole(self) -> int:
+        """Of all pieces that have ended."""
+
+    @property
+    def pieces(self) -> list[int]: ...
 
 class InvalidArgument(OSError, ValueError):
     """

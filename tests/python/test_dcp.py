@@ -6,12 +6,14 @@ import pickle
 import random
 import re
 import zipfile
+import zlib
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp
+from tensorferry._core import PieceChecksums
 from tensorferry.dcp import Reader, Writer, verify
 from tensorferry.dcp.piece_checksums import piece_count
 from tensorferry.dcp.stored_tensor import find_tensor, piece_checksums
@@ -235,6 +237,58 @@ def bytes_read():
     from tensorferry._shared_handle import shared_handle
 
     return shared_handle().stats()["read_bytes"]
+
+
+def test_the_metadata_say_where_tensors_are(tmp_path):
+    """So nothing is read to find them. torch does not see it, and verify() does not believe it."""
+    state = {str(i): torch.arange(float(n)) for i, n in enumerate([1, 900, 50_000, 1 << 20])}
+    metadata = save(state, tmp_path)
+    [path] = {tmp_path / place.relative_path for place in metadata.storage_data.values()}
+    ends = [place.offset + place.length for place in metadata.storage_data.values()]
+    assert path.stat().st_size == max(ends)
+    data = bytearray(path.read_bytes())
+    for place in metadata.storage_data.values():
+        data[place.offset : place.offset + 20] = bytes(20)
+    assert_same(state, load(blank(state), tmp_path, FileSystemReader))
+    path.write_bytes(data)
+    assert_same(state, load(blank(state), tmp_path))
+    with pytest.raises(OSError, match="damaged"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("note", [None, "text", (1, 2, 3), (-1, 0), (1 << 60, 0), ("a", 1)])
+def test_wrong_notes_in_the_metadata_are_not_believed(tmp_path, note):
+    state = {"x": torch.arange(70_000.0)}
+    metadata = save(state, tmp_path)
+    for place in metadata.storage_data.values():
+        place.tensorferry = note
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert_same(state, load(blank(state), tmp_path))
+
+
+def test_a_planner_may_save_other_tensors_than_it_planned(tmp_path):
+    class Halves(DefaultSavePlanner):
+        def transform_object(self, write_item, object):
+            return object.half()
+
+    state = {"x": torch.arange(2000.0)}
+    dcp.save(state, storage_writer=Writer(tmp_path), planner=Halves())
+    assert_same(state, load(blank(state), tmp_path))
+
+
+def test_checksums_of_pieces_are_those_of_zlib():
+    rng = random.Random(5)
+    data = rng.randbytes(100_000)
+    for piece_bytes in (1, 7, 4096, 30_000, 200_000):
+        crcs, at = PieceChecksums(piece_bytes), 0
+        while at < len(data):
+            count = rng.choice([1, 100, 5000, 60_000])
+            crcs.add(data[at : at + count])
+            at += count
+        crcs.end()
+        assert crcs.whole == zlib.crc32(data)
+        cuts = range(0, len(data), piece_bytes)
+        assert crcs.pieces == [zlib.crc32(data[cut : cut + piece_bytes]) for cut in cuts]
 
 
 def test_overwriting_leaves_only_the_new_files(tmp_path):

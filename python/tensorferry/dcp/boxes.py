@@ -93,6 +93,9 @@ class Box(NamedTuple):
 
     def _runs(self, target_stride: Sequence[int], dims: int, run_bytes: int) -> Iterator[Run]:
         first = self.first()
+        if not dims:
+            yield Run(first, 0, run_bytes)
+            return
         for index in itertools.product(*map(range, self.lengths[:dims])):
             source = sum(at * stride for at, stride in zip(index, self.stored.stride))
             target = sum(at * stride for at, stride in zip(index, target_stride))

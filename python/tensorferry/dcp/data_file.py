@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from .._core import File
+from .._core import File, PieceChecksums
 from .._shared_handle import shared_handle
 from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .folder import sync
-from .piece_checksums import PIECE_BYTES, RunningChecksums, piece_count
+from .piece_checksums import PIECE_BYTES
 from .tensor_frame import TensorFrame
+
+FRAME_BYTES = 6 << 10  # around a tensor, at most; more if it has over 100 MiB
 
 # An item as its planner has it: the bytes of an object, or a tensor.
 Item = Callable[[], "io.BytesIO | torch.Tensor"]
@@ -29,18 +31,25 @@ class Extent(NamedTuple):
 
     offset: int
     length: int
+    frame: TensorFrame | None  # of a tensor that is nothing but its elements
 
 
-def write_items(path: str, items: Iterable[Item], passed: Callable[[int], object]) -> list[Extent]:
+def write_items(
+    path: str, items: Iterable[Item], about_bytes: int, passed: Callable[[int], object]
+) -> list[Extent]:
     """Makes the file, which must not exist, and returns when it is on the drive.
 
-    The folder has to be synced after that. `passed` is called with how many bytes of tensors
-    have been written since its last call. If anything fails, the file is removed.
+    The folder has to be synced after that. The file will have about that many bytes. `passed` is
+    called with how many bytes of tensors have been written since its last call. If anything fails,
+    the file is removed.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with File.borrow(descriptor) as file:
+            # A file that grows while it is written makes each window wait for those before it.
+            file.resize(about_bytes)
             extents = _Stream(items).write(file, passed)
+            file.resize(extents[-1].offset + extents[-1].length)
         sync(descriptor, path)
         return extents
     except BaseException:
@@ -55,7 +64,7 @@ class _Stream:
         self._items = items
         self._frames: list[TensorFrame] = []
         self._extents: list[Extent] = []
-        self._crcs: RunningChecksums | None = None  # of the tensor that passes
+        self._crcs: PieceChecksums | None = None  # of the tensor that passes
 
     def write(self, file: File, passed: Callable[[int], object]) -> list[Extent]:
         handle = shared_handle()
@@ -63,46 +72,49 @@ class _Stream:
             for window in cut(self._parts()):
                 if len(under_way) == WINDOWS:
                     passed(under_way.finish_oldest())
+                count = 0
                 for piece in window:
                     if piece.storage is not None:
-                        self._check(piece.memory, piece.last, piece.storage)
+                        count += len(piece.memory)
+                        self._check(piece.memory, piece.last, self._frames[piece.storage])
                 writes = [(piece.memory, file, piece.offset) for piece in window]
-                count = sum(len(piece.memory) for piece in window if piece.storage is not None)
                 under_way.add(handle.write_many(writes), count)
             while under_way:
                 passed(under_way.finish_oldest())
         return self._extents
 
-    def _check(self, memory: torch.Tensor, last: bool, number: int) -> None:
-        frame = self._frames[number]
+    def _check(self, memory: torch.Tensor, last: bool, frame: TensorFrame) -> None:
         if self._crcs is None:
-            count = piece_count(frame.tensor_bytes)
-            self._crcs = RunningChecksums(of_pieces=count > 0)
+            self._crcs = PieceChecksums(PIECE_BYTES)
         self._crcs.add(memory)
         if last:
-            if frame.tensor_bytes % PIECE_BYTES:
-                self._crcs.end()
+            self._crcs.end()
             frame.set_crc(self._crcs.whole, self._crcs.pieces)
             self._crcs = None
 
     def _parts(self) -> Iterator[Part]:
         at = 0
         for item in self._items:
-            begin = at
-            for part in self._parts_of(item(), begin):
+            begin, data = at, item()
+            frame = None
+            if isinstance(data, torch.Tensor) and _plain(data):
+                frame = TensorFrame(data.dtype, data.shape, begin)
+            for part in self._parts_of(data, begin, frame):
                 at = part.offset + len(part.memory)
                 yield part
-            self._extents.append(Extent(begin, at - begin))
+            self._extents.append(Extent(begin, at - begin, frame))
 
-    def _parts_of(self, data: io.BytesIO | torch.Tensor, at: int) -> Iterator[Part]:
-        if isinstance(data, torch.Tensor) and not _plain(data):
+    def _parts_of(
+        self, data: io.BytesIO | torch.Tensor, at: int, frame: TensorFrame | None
+    ) -> Iterator[Part]:
+        if isinstance(data, torch.Tensor) and frame is None:
             saved = io.BytesIO()
             torch.save(data.cpu(), saved)
             data = saved
         if isinstance(data, io.BytesIO):
             yield Part(at, memoryview(data.getvalue()), None)
             return
-        frame = TensorFrame(data.dtype, data.shape, at)
+        assert frame is not None
         yield Part(at, memoryview(frame.head), None)
         if frame.tensor_bytes:
             number = len(self._frames)

@@ -19,7 +19,6 @@ from ..checkpoint.zip_archive import (
     local_data_offset,
     read_directory,
 )
-from .safetensors_set import TensorPlace
 from .stored_tensor import StoredTensor, find_tensor, piece_checksums
 
 # An item up to this long is read at once, and a longer one if most of it is wanted. Of all others
@@ -34,20 +33,29 @@ _BATCH_BYTES = 16 << 20
 
 
 class Item:
-    """A request of a plan, which wants so many bytes of a tensor; and what has been read of it."""
+    """A request of a plan, which wants so many bytes of a tensor; and what has been read of it.
+
+    `tensor` is where the tensor is in the item, if that is known; then nothing is read to open it.
+    """
 
     def __init__(
-        self, request: ReadItem, wanted_bytes: int, place: _StorageInfo, folder: str
+        self,
+        request: ReadItem,
+        wanted_bytes: int,
+        place: _StorageInfo,
+        folder: str,
+        tensor: StoredTensor | None,
     ) -> None:
         self.request = request
+        self.wanted_bytes = wanted_bytes
         self.path = os.path.join(folder, place.relative_path)
         self.offset: int = place.offset
         self.bytes = int(place.length)
         most = wanted_bytes > 0.9 * self.bytes and self.bytes <= _LONG_BYTES
         at_once = most or request.type == LoadItemType.BYTE_IO or self.bytes <= _SHORT_BYTES
-        self._bare = place.tensor if isinstance(place, TensorPlace) else None
-        self._front_bytes = 0 if self._bare else self.bytes if at_once else _FRONT_BYTES
-        self._back_bytes = 0 if self._bare else min(_BACK_BYTES, self.bytes - self._front_bytes)
+        self._known = tensor
+        self._front_bytes = 0 if tensor else self.bytes if at_once else _FRONT_BYTES
+        self._back_bytes = 0 if tensor else min(_BACK_BYTES, self.bytes - self._front_bytes)
         if place.transform_descriptors:
             raise NotImplementedError(
                 f"{self.name} was saved with the extensions {place.transform_descriptors}: load "
@@ -100,8 +108,8 @@ class Item:
 
     def tensor(self, verify: bool) -> StoredTensor | None:
         """Returns where the tensor is; None if torch has to load it."""
-        if self._bare is not None:
-            return self._bare
+        if self._known is not None:
+            return self._known
         try:
             return find_tensor(self.read, self.bytes, verify)
         except BadArchive as problem:

@@ -105,6 +105,29 @@ def save_metadata(metadata: formats.Metadata, path: str) -> None:
         new.commit()
 
 
+def note_storage(place: _StorageInfo, offset: int, crc: int) -> None:
+    """Notes where the bytes of a tensor are in its item, and their checksum.
+
+    With that, a reader need not look at what torch has around them. torch does not see the note.
+    """
+    place.tensorferry = (offset, crc)
+
+
+def noted_storage(place: _StorageInfo) -> tuple[int, int] | None:
+    """Returns what note_storage() noted; None if it did not."""
+    noted = vars(place).get("tensorferry")
+    if not isinstance(noted, tuple) or len(noted) != 2:
+        return None
+    offset, crc = noted
+    if not isinstance(offset, int) or not isinstance(crc, int) or offset < 0:
+        return None
+    return offset, crc
+
+
+def forget_storage(place: _StorageInfo) -> None:
+    vars(place).pop("tensorferry", None)
+
+
 def _problem(metadata: object) -> str | None:
     """Says what is wrong with the kinds of the objects, which readers rely on."""
     if not isinstance(metadata, formats.Metadata):

@@ -23,8 +23,9 @@ from .boxes import Box
 from .folder import metadata_name
 from .items import Item, opened
 from .metadata_file import load_metadata
-from .safetensors_set import has_safetensors, read_set
-from .tensor_reads import TensorRead, carry_out
+from .safetensors_set import TensorPlace, has_safetensors, read_set
+from .stored_tensor import noted_tensor
+from .tensor_reads import PIECES_FROM_BYTES, TensorRead, carry_out
 
 
 class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torch
@@ -109,13 +110,9 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the items of this rank."""
         assert self._metadata is not None
-        places = self._metadata.storage_data
-        items = [
-            Item(request, self._wanted_bytes(request), places[request.storage_index], self._path)
-            for request in plan.items
-        ]
+        items = [self._item(request) for request in plan.items]
         progress = None if self._progress is True and not self._is_coordinator else self._progress
-        total = sum(map(self._wanted_bytes, plan.items))
+        total = sum(item.wanted_bytes for item in items)
         report = ProgressReport(progress, "load", total)
         done = 0
 
@@ -140,12 +137,19 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
         """Returns whether this can be a folder of a checkpoint."""
         return bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
-    def _wanted_bytes(self, request: ReadItem) -> int:
+    def _item(self, request: ReadItem) -> Item:
         assert self._metadata is not None
+        place = self._metadata.storage_data[request.storage_index]
         tensor = self._metadata.state_dict_metadata.get(request.storage_index.fqn)
         if not isinstance(tensor, TensorStorageMetadata):
-            return 0
-        return int(math.prod(request.lengths) * tensor.properties.dtype.itemsize)
+            return Item(request, 0, place, self._path, None)
+        wanted = math.prod(request.lengths) * tensor.properties.dtype.itemsize
+        if isinstance(place, TensorPlace):
+            return Item(request, wanted, place, self._path, place.tensor)
+        stored = noted_tensor(tensor, request.storage_index, place)
+        if stored is not None and wanted != stored.bytes and wanted >= PIECES_FROM_BYTES:
+            stored = None  # a part has checksums that are not noted
+        return Item(request, wanted, place, self._path, stored)
 
     def _reads(self, items: list[Item], planner: LoadPlanner) -> Iterator[TensorRead]:
         """Loads what is small or no tensor, and returns the reads of the others."""

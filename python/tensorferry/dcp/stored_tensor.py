@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
 import struct
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from .._core import crc32
 from ..checkpoint.zip_archive import (
@@ -26,9 +29,11 @@ from ..checkpoint.zip_archive import (
     local_data_offset,
     read_directory,
 )
+from .metadata_file import noted_storage
 from .piece_checksums import RECORD, piece_count
 
 _PICKLE_BYTES_MAX = 1 << 20
+STORAGE = "archive/data/0"  # the record that has the bytes of a tensor of ours
 
 
 class StoredTensor(NamedTuple):
@@ -51,6 +56,31 @@ def contiguous(size: Sequence[int]) -> tuple[int, ...]:
     for dim in reversed(range(len(size) - 1)):
         stride[dim] = stride[dim + 1] * max(size[dim + 1], 1)
     return tuple(stride)
+
+
+def noted_tensor(
+    tensor: TensorStorageMetadata, index: MetadataIndex, place: _StorageInfo
+) -> StoredTensor | None:
+    """Returns where the metadata say that a tensor is in its item; None if they do not."""
+    noted = noted_storage(place)
+    size = _chunk_size(tensor, index)
+    if noted is None or size is None:
+        return None
+    dtype = tensor.properties.dtype
+    count = math.prod(size) * dtype.itemsize
+    if noted[0] + count > place.length:
+        return None
+    return StoredTensor(dtype, size, contiguous(size), 0, STORAGE, noted[0], count, noted[1])
+
+
+def _chunk_size(tensor: TensorStorageMetadata, index: MetadataIndex) -> tuple[int, ...] | None:
+    chunks = tensor.chunks
+    if index.index is not None and index.index < len(chunks):  # where it should be
+        chunks = [chunks[index.index], *chunks]
+    for chunk in chunks:
+        if index.offset is None or chunk.offsets == index.offset:
+            return tuple(chunk.sizes)
+    return None
 
 
 class _Unknown(Exception):

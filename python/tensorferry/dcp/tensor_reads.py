@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from .._core import File
+from .._core import File, PieceChecksums, crc32
 from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import wrong_checksum
 from ..checkpoint.windows import WINDOWS, UnderWay, as_bytes
 from .boxes import Box
-from .piece_checksums import PIECE_BYTES, RunningChecksums
+from .piece_checksums import PIECE_BYTES
 from .pieces import Piece, windows
 
 # A smaller part of a tensor would cost too much beside it.
-_PIECES_FROM_BYTES = 1 << 20
+PIECES_FROM_BYTES = 1 << 20
 
 
 class TensorRead:
@@ -40,9 +40,11 @@ class TensorRead:
         self._name = name
         self._filled = filled
         self._verify = verify and box.stored.crc is not None
-        self._crcs = RunningChecksums(of_pieces=False) if self._verify and box.whole else None
-        self._pieces: tuple[int, ...] = ()  # the expected ones
+        self._whole = self._verify and box.whole  # compares the checksum of all bytes
+        self._crc = 0
+        self._pieces: tuple[int, ...] = ()  # the expected checksums of all pieces
         self._first_piece = 0
+        self._crcs = PieceChecksums(PIECE_BYTES)
         self._own: torch.Tensor | None = None  # if the bytes do not go straight into the target
         self._edges: list[tuple[torch.Tensor, torch.Tensor]] = []  # (from, to)
         self._bytes_left = 0
@@ -51,15 +53,15 @@ class TensorRead:
     def wants_pieces(self) -> bool:
         """Whether checksums of pieces can be compared: some bytes, in a row, of a large tensor."""
         box = self._box
-        large = box.bytes >= _PIECES_FROM_BYTES and box.stored.pieces is not None
+        if self._whole or not self._verify or box.stored.pieces is None:
+            return False
         in_a_row = box.one_run and self._in_place() and self._target.is_contiguous()
-        return self._verify and not box.whole and large and in_a_row
+        return box.bytes >= PIECES_FROM_BYTES and in_a_row
 
     def verify_pieces(self, checksums: tuple[int, ...]) -> None:
         """Reads whole pieces, and compares them with these checksums of all pieces."""
         self._first_piece = self._box.first() // PIECE_BYTES
         self._pieces = checksums
-        self._crcs = RunningChecksums(self._first_piece * PIECE_BYTES)
 
     def pieces(self) -> Iterator[Piece]:
         """What to read, in the order of the file. Makes memory when it is asked."""
@@ -67,7 +69,7 @@ class TensorRead:
             yield from self._whole_pieces()
             return
         # A checksum needs the bytes in the order of the file.
-        in_order = self._box.in_file_order or self._crcs is None
+        in_order = self._box.in_file_order or not self._whole
         runs = self._box.runs(self._target.stride()) if self._in_place() and in_order else None
         if runs is None:
             self._bytes_left = self._box.span()
@@ -118,7 +120,9 @@ class TensorRead:
 
     def passed(self, memory: torch.Tensor) -> None:
         """Takes note of bytes that have been read, in the order of the file."""
-        if self._crcs is not None:
+        if self._whole:
+            self._crc = crc32(memory.cpu(), self._crc)
+        elif self._pieces:
             self._crcs.add(memory.cpu())
         self._bytes_left -= len(memory)
         if not self._bytes_left:
@@ -137,16 +141,11 @@ class TensorRead:
         self._filled()
 
     def _compare(self) -> None:
-        if self._crcs is None:
-            return
         stored = self._box.stored
         what = f"{stored.record} of {self._name}"
-        if not self._pieces:
-            if self._crcs.whole != stored.crc:
-                raise wrong_checksum(self._file.path, what, self._offset, stored.bytes)
-            return
-        if (self._box.first() + self._box.bytes) > stored.bytes // PIECE_BYTES * PIECE_BYTES:
-            self._crcs.end()  # the last piece is shorter than the others
+        if self._whole and self._crc != stored.crc:
+            raise wrong_checksum(self._file.path, what, self._offset, stored.bytes)
+        self._crcs.end()  # the last piece of a tensor may be shorter than the others
         for number, crc in enumerate(self._crcs.pieces, self._first_piece):
             if crc != self._pieces[number]:
                 offset = self._offset + number * PIECE_BYTES

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from .._progress import Progress
 from .folder import metadata_ranks
+from .metadata_file import forget_storage
 from .reader import Reader
 
 
@@ -24,6 +25,8 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = None) -> None:
     for rank in metadata_ranks(os.fspath(path)):
         reader = Reader(path, weights_only=False, progress=progress)
         metadata = reader.read_metadata(rank=rank)
+        for place in metadata.storage_data.values():
+            forget_storage(place)  # so that what is around the tensors is compared too
         reader.set_up_storage_reader(metadata, True)
         requests = [_whole(index, metadata) for index in metadata.storage_data]
         reader.read_data(LoadPlan(requests), _Nowhere(metadata))

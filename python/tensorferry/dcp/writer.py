@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .._progress import Progress, ProgressReport
-from .data_file import write_items
+from .data_file import FRAME_BYTES, write_items
 from .folder import (
     METADATA,
     make_folder,
@@ -27,7 +27,7 @@ from .folder import (
     remove_unused,
     sync_folder,
 )
-from .metadata_file import save_metadata
+from .metadata_file import note_storage, save_metadata
 from .safetensors_set import (
     INDEX,
     FileSet,
@@ -36,6 +36,7 @@ from .safetensors_set import (
     remove_leftovers,
     write_tensors,
 )
+from .tensor_frame import TensorFrame
 
 
 class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torch
@@ -203,10 +204,13 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
                 name = new_data_file_name(prefix, number)
                 path = os.path.join(self._path, name)
                 resolved = [functools.partial(planner.resolve_data, item) for item in in_file]
-                extents = write_items(path, resolved, passed)
+                about_bytes = sum(_bytes_of(item) + FRAME_BYTES for item in in_file)
+                extents = write_items(path, resolved, about_bytes, passed)
                 written.append(path)
-                for item, (offset, length) in zip(in_file, extents):
+                for item, (offset, length, frame) in zip(in_file, extents):
                     place = _StorageInfo(name, offset, length)
+                    if frame is not None and _as_planned(frame, item):
+                        note_storage(place, len(frame.head), frame.crc)
                     results.append(WriteResult(item.index, length, place))
             sync_folder(self._path)
         except BaseException:
@@ -232,6 +236,16 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
             if os.stat(os.path.join(self._path, name)).st_size < end:
                 raise OSError(f"{os.path.join(self._path, name)} is shorter than it was written")
         return set(ends)
+
+
+def _as_planned(frame: TensorFrame, item: WriteItem) -> bool:
+    """Whether the metadata describe the tensor that was written: a planner may change it."""
+    planned = item.tensor_data
+    return (
+        planned is not None
+        and frame.dtype == planned.properties.dtype
+        and frame.shape == planned.chunk.sizes
+    )
 
 
 def _bytes_of(item: WriteItem) -> int:
