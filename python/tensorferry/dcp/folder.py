@@ -93,6 +93,22 @@ def remove_data_files(path: str, names: Iterable[str], but: set[str], rank: int 
             remove(os.path.join(path, name))
 
 
+def take_back(path: str, metadata_path: str, new: set[str]) -> None:
+    """Removes the data files of a save whose metadata could not be written.
+
+    They stay if the metadata have their name already: nobody knows whether the drive will keep it.
+    """
+    try:
+        places = load_metadata(metadata_path).storage_data
+    except FileNotFoundError:
+        places = {}
+    except OSError:
+        return  # what they name is not known
+    if new.isdisjoint(place.relative_path for place in places.values()):
+        for name in new:
+            remove(os.path.join(path, name))
+
+
 def remove_rank_metadata(path: str, names: Iterable[str]) -> None:
     for name in names:
         if _RANK_METADATA.fullmatch(name):

@@ -202,13 +202,21 @@ def publish(folder: str, files: FileSet) -> None:
     """Gives the files their names, and has the index name them; then removes the old ones."""
     index = os.path.join(folder, INDEX)
     old = _named_by(index)
-    for name in files.names:
-        path = os.path.join(folder, name)
-        os.rename(path + _HIDDEN, path)
-    sync_folder(folder)
-    with NewFile(index) as new:
-        shared_handle().write_now(files.index(), new.file)
-        new.commit()
+    try:
+        for name in files.names:
+            path = os.path.join(folder, name)
+            os.rename(path + _HIDDEN, path)
+        sync_folder(folder)
+        with NewFile(index) as new:
+            shared_handle().write_now(files.index(), new.file)
+            new.commit()
+    except BaseException:
+        # If the index has its name, nobody knows whether the drive will keep it.
+        if _named_by(index) != set(files.names):
+            for name in files.names:
+                remove(os.path.join(folder, name))
+                remove(os.path.join(folder, name + _HIDDEN))
+        raise
     for name in os.listdir(folder):
         if (name in old or _OURS.fullmatch(name)) and name not in files.names:
             remove(os.path.join(folder, name))

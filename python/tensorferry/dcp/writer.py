@@ -26,6 +26,7 @@ from .folder import (
     remove_rank_metadata,
     remove_unused,
     sync_folder,
+    take_back,
 )
 from .metadata_file import note_storage, save_metadata
 from .safetensors_set import (
@@ -168,7 +169,11 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
         metadata.storage_meta = self.storage_meta()
         used = self._check_data_files(metadata)
         names = os.listdir(self._path)
-        save_metadata(metadata, self._metadata_path(self._rank))
+        try:
+            save_metadata(metadata, self._metadata_path(self._rank))
+        except BaseException:
+            take_back(self._path, self._metadata_path(self._rank), used)
+            raise
         if self._rank is None:
             remove_rank_metadata(self._path, names)
             remove_data_files(self._path, names, used, None)
