@@ -1,7 +1,8 @@
-"""Kills, full drives and failing syncs under tensorferry.dcp: the old checkpoint or the new one."""
+"""Kills, power cuts, full drives, failing syncs: the old checkpoint or the new one is whole."""
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,11 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp
 from drives import loop_mount, memory_mount
-from programs import FOLDERS, check_python, runs
+from programs import FOLDERS, runs
 from tensorferry.dcp import Reader, Writer
 from torch.distributed.checkpoint.api import CheckpointException
+
+JOB = os.path.join(os.path.dirname(__file__), "dcp_faults_job.py")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -37,72 +40,67 @@ def names_in(folder):
     return sorted(os.listdir(folder))
 
 
-# Two ranks save for ever; one of them is killed at some moment, and soon the other.
-KILLER = """
-import os, random, signal, sys, time
-sys.path += sys.argv[3].split(os.pathsep)
-import torch, torch.distributed.checkpoint as dcp
-import dcp_job
-from tensorferry.dcp import Reader, Writer
-
-def forever(mesh, folder, layout, first, told):
-    step = first
-    while True:
-        state = dcp_job.state_of(step, mesh)["model"]
-        dcp.save(state, storage_writer=Writer(folder, layout=layout))
-        if mesh.get_rank() == 0:
-            os.write(told, b"%d\\n" % step)
-        step += 1
-
-def value_in(folder):
-    state = dcp_job.full_tensors(0)
-    dcp.load(state, storage_reader=Reader(folder), no_dist=True)
-    step = int(state["scalar"])
-    for name, tensor in dcp_job.full_tensors(step).items():
-        assert torch.equal(tensor, state[name]), name
-    return step
-
-dcp_job.forever = forever
-torch.set_num_threads(1)  # OpenMP does not survive a fork
-folder, layout, rounds, rng = sys.argv[1], sys.argv[4], int(sys.argv[2]), random.Random(11)
-step, old, new = 0, 0, 0
-for number in range(rounds):
-    inner, outer = os.pipe()
-    silent = os.open(os.devnull, os.O_WRONLY)
-    port = dcp_job.free_port()
-    spoken = os.dup(2)
-    os.dup2(silent, 2)  # survivors complain
-    job = [folder, layout, step + 1, outer]
-    ranks = [dcp_job.fork_rank(rank, 2, port, "forever", job) for rank in (0, 1)]
-    os.dup2(spoken, 2)
-    for descriptor in (spoken, silent, outer):
-        os.close(descriptor)
-    told = os.read(inner, 1 << 16)  # they have begun
-    time.sleep(rng.uniform(0, 0.1))
-    rng.shuffle(ranks)
-    for rank in ranks:
-        os.kill(rank, signal.SIGKILL)
-        time.sleep(rng.choice([0, 0.02]))
-    for rank in ranks:
-        os.waitpid(rank, 0)
-    while more := os.read(inner, 1 << 16):
-        told += more
-    os.close(inner)
-    acknowledged = int(told.split()[-1])
-    step = value_in(folder)
-    assert step in (acknowledged, acknowledged + 1), (step, acknowledged)
-    old, new = old + (step == acknowledged), new + (step > acknowledged)
-print(f"{rounds} kills: {old} left the old one, {new} the new one")
-"""
+def run_job(*arguments):
+    """Runs dcp_faults_job.py and returns the numbers that it prints."""
+    done = subprocess.run(
+        [sys.executable, JOB, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert done.returncode == 0 and done.stderr == "", f"{done.stdout}\n{done.stderr}"
+    return {kind: int(count) for kind, count in re.findall(r"(old|new|before) (\d+)", done.stdout)}
 
 
-@pytest.mark.parametrize("layout, rounds", [("torch", 40), ("huggingface", 10)])
+@pytest.mark.parametrize("layout, rounds", [("torch", 50), ("huggingface", 20)])
 def test_a_kill_of_a_rank_leaves_the_old_checkpoint_or_the_new_one(tmp_path, layout, rounds):
-    arguments = (tmp_path, runs(rounds), FOLDERS, layout)
-    check_python(KILLER, *arguments, GLOO_SOCKET_IFNAME="lo", timeout=1000)
+    found = run_job("kills", tmp_path, layout, runs(rounds))
+    assert found["old"] > 0
     save(1, tmp_path, layout=layout)
     assert len(names_in(tmp_path)) == 2  # what those that were killed have left is gone
     assert saved_in(tmp_path) == 1
+
+
+@pytest.mark.parametrize("layout, rounds", [("torch", 70), ("huggingface", 30)])
+def test_a_power_cut_leaves_the_old_checkpoint_or_the_new_one(tmp_path, layout, rounds):
+    with loop_mount(tmp_path, size="64M") as point:
+        save(1, point / "checkpoint", layout=layout)  # mounts work here
+    found = run_job("power_cuts", tmp_path / "ext4.img", point, layout, runs(rounds))
+    assert found["old"] > 0, "no save was cut"
+    assert found["before"] > 0, "no save returned before the cut"
+
+
+@pytest.mark.parametrize("layout", ["torch", "huggingface"])
+def test_a_drive_full_at_every_4_kib_of_a_save_leaves_the_old_checkpoint(tmp_path, layout):
+    count = 1 << 20  # 4 MiB
+    with memory_mount(tmp_path, size="12M") as point:
+        folder = point / "checkpoint"
+        save(1, folder, count, layout=layout)
+        old = {name: os.stat(folder / name) for name in names_in(folder)}
+        state = {"x": torch.full((count,), 2.0), "step": torch.tensor(2)}
+        full = 0
+        with open(point / "filler", "wb") as filler:
+            for free in range(0, 5 << 20, 4096):
+                filler.truncate(0)
+                facts = os.statvfs(point)
+                os.posix_fallocate(filler.fileno(), 0, facts.f_bfree * facts.f_frsize - free)
+                try:
+                    dcp.save(state, storage_writer=Writer(folder, layout=layout))
+                    break
+                except CheckpointException as error:
+                    assert os.strerror(errno.ENOSPC) in str(error)
+                full += 1
+                now = {name: os.stat(folder / name) for name in names_in(folder)}
+                assert now.keys() == old.keys(), f"free {free}: something is left behind"
+                for name, facts in now.items():
+                    assert facts.st_ino == old[name].st_ino, f"free {free}"
+                    assert facts.st_mtime_ns == old[name].st_mtime_ns, f"free {free}"
+                if full % 100 == 0:
+                    assert saved_in(folder, count) == 1
+        assert full > 1000
+        assert saved_in(folder, count) == 2  # it works again with space
+        assert len(names_in(folder)) == 2
 
 
 @pytest.mark.parametrize("layout", ["torch", "huggingface"])
