@@ -177,9 +177,20 @@ struct SafetensorsHeader {
   std::vector<std::size_t> order;  // indexes of the given tensors, in the order of the file
 };
 
-// The header that save_safetensors() writes, without checksums. Looks at no memory. Throws Error.
+// The pieces of a tensor that have a checksum each; the last may be shorter.
+inline constexpr std::uint64_t checksum_piece_bytes = 64 * 1024;
+
+// The checksums of pieces of a tensor that follow each other. Several programs that write parts of
+// one tensor compute those of their pieces.
+[[nodiscard]] TENSORFERRY_EXPORT std::vector<std::uint64_t> checksums_of_pieces(
+    std::span<const std::byte> bytes);
+
+// The header that save_safetensors() writes. It has checksums only if `pieces` has, for each
+// tensor, those of all its pieces; their values do not change its length. Looks at no memory.
+// Throws Error.
 [[nodiscard]] TENSORFERRY_EXPORT SafetensorsHeader
-make_safetensors_header(std::span<const TensorWrite> tensors, const SafetensorsOptions& options);
+make_safetensors_header(std::span<const TensorWrite> tensors, const SafetensorsOptions& options,
+                        std::span<const std::vector<std::uint64_t>> pieces = {});
 
 struct SafetensorsContents {
   std::vector<TensorInfo> tensors;  // by offset

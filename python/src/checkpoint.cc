@@ -5,12 +5,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "closable.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -133,7 +135,18 @@ void save(PyHandle& handle, nb::handle path, nb::handle list, Metadata metadata,
   }
 }
 
-nb::tuple header_of(nb::handle list, Metadata metadata, std::size_t alignment) {
+nb::bytes pieces_of(nb::handle data) {
+  const Buffer buffer(data, Use::take);
+  std::vector<std::uint64_t> pieces;
+  {
+    const GilRelease released;
+    pieces = checksums_of_pieces(buffer.bytes());
+  }
+  return nb::bytes(pieces.data(), pieces.size() * sizeof(std::uint64_t));
+}
+
+nb::tuple header_of(nb::handle list, Metadata metadata, std::size_t alignment,
+                    const std::optional<nb::object>& pieces) {
   std::vector<TensorWrite> tensors;
   for (const nb::handle item : nb::iter(list)) {
     const nb::object row = row_of(item, 3, 3, "each item must be (name, dtype, shape)");
@@ -142,8 +155,16 @@ nb::tuple header_of(nb::handle list, Metadata metadata, std::size_t alignment) {
                        nb::cast<std::vector<std::uint64_t>>(row[2]),
                        {}});
   }
-  const SafetensorsHeader made =
-      make_safetensors_header(tensors, {.metadata = std::move(metadata), .alignment = alignment});
+  std::vector<std::vector<std::uint64_t>> of_tensors;
+  if (pieces) {
+    for (const nb::handle item : nb::iter(*pieces)) {
+      const Buffer buffer(item, Use::take);
+      auto& numbers = of_tensors.emplace_back(buffer.bytes().size() / sizeof(std::uint64_t));
+      std::memcpy(numbers.data(), buffer.bytes().data(), numbers.size() * sizeof(std::uint64_t));
+    }
+  }
+  const SafetensorsHeader made = make_safetensors_header(
+      tensors, {.metadata = std::move(metadata), .alignment = alignment}, of_tensors);
   return nb::make_tuple(nb::bytes(made.bytes.data(), made.bytes.size()), made.order);
 }
 
@@ -266,10 +287,15 @@ void bind_checkpoint(nb::module_& module) {
              "Writes (name, dtype, shape, buffer) to a new file that replaces `path`.");
   module.def("make_safetensors_header", &header_of, nb::arg("tensors"), nb::kw_only(),
              nb::arg("metadata").none() = nb::none(), nb::arg("alignment") = 8,
+             nb::arg("pieces").none() = nb::none(),
              nb::sig("def make_safetensors_header(tensors: Iterable[tuple[str, str, "
                      "Sequence[int]]], *, metadata: dict[str, str] | None = None, alignment: int = "
-                     "8) -> tuple[bytes, list[int]]"),
-             "Returns the header of a file with these tensors and their order in it.");
+                     "8, pieces: Iterable[object] | None = None) -> tuple[bytes, list[int]]"),
+             "Returns the header of a file with these tensors and their order in it. `pieces` has, "
+             "for each tensor, the checksums of all its pieces.");
+  module.def("checksums_of_pieces", &pieces_of, nb::arg("buffer"),
+             nb::sig("def checksums_of_pieces(buffer: object) -> bytes"),
+             "Returns the checksums, of 8 bytes, of the pieces of a tensor: of each 64 KiB.");
   module.def("parse_safetensors", &parse, nb::arg("data"),
              nb::sig("def parse_safetensors(data: object) -> tuple[list[tuple[str, str, "
                      "list[int], int, int, int]], dict[str, str] | None]"),

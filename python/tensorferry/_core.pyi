@@ -579,8 +579,15 @@ def save_safetensors(handle: Handle, path: _Path, tensors: Iterable[tuple[str, s
     Writes (name, dtype, shape, buffer) to a new file that replaces `path`.
     """
 
-def make_safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int]]], *, metadata: dict[str, str] | None = None, alignment: int = 8) -> tuple[bytes, list[int]]:
-    """Returns the header of a file with these tensors and their order in it."""
+def make_safetensors_header(tensors: Iterable[tuple[str, str, Sequence[int]]], *, metadata: dict[str, str] | None = None, alignment: int = 8, pieces: Iterable[object] | None = None) -> tuple[bytes, list[int]]:
+    """
+    Returns the header of a file with these tensors and their order in it. `pieces` has, for each tensor, the checksums of all its pieces.
+    """
+
+def checksums_of_pieces(buffer: object) -> bytes:
+    """
+    Returns the checksums, of 8 bytes, of the pieces of a tensor: of each 64 KiB.
+    """
 
 def parse_safetensors(data: object) -> tuple[list[tuple[str, str, list[int], int, int, int]], dict[str, str] | None]:
     """Returns the tensors and the metadata of a file that is in memory."""

@@ -100,15 +100,19 @@ void Digester::add_fragment(std::size_t piece, std::uint64_t piece_bytes, std::u
   pieces_[piece] = XXH3_64bits(whole.bytes.get(), piece_bytes);
 }
 
-Digests Digester::of(std::size_t tensor) const {
+Digests digests_of_pieces(std::span<const std::uint64_t> pieces) {
   Digests digests;
-  const std::uint64_t count = piece_count(tensors_[tensor].bytes);
-  for (std::uint64_t first = 0; first < count; first += pieces_per_chunk) {
-    const std::uint64_t pieces = std::min(pieces_per_chunk, count - first);
-    digests.push_back(
-        XXH3_64bits(&pieces_[firsts_[tensor] + first], pieces * sizeof(std::uint64_t)));
+  while (!pieces.empty()) {
+    const auto chunk = pieces.first(std::min<std::size_t>(pieces_per_chunk, pieces.size()));
+    digests.push_back(XXH3_64bits(chunk.data(), chunk.size_bytes()));
+    pieces = pieces.subspan(chunk.size());
   }
   return digests;
+}
+
+Digests Digester::of(std::size_t tensor) const {
+  const std::span all(pieces_);
+  return digests_of_pieces(all.subspan(firsts_[tensor], piece_count(tensors_[tensor].bytes)));
 }
 
 std::optional<Error> Digester::verdict() noexcept {
@@ -137,3 +141,18 @@ std::optional<Error> Digester::verdict() noexcept {
 }
 
 }  // namespace tensorferry::checkpoint
+
+namespace tensorferry {
+
+std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes) {
+  std::vector<std::uint64_t> pieces;
+  pieces.reserve(bytes.size() / checksum_piece_bytes + 1);
+  while (!bytes.empty()) {
+    const auto piece = bytes.first(std::min<std::size_t>(checksum_piece_bytes, bytes.size()));
+    pieces.push_back(XXH3_64bits(piece.data(), piece.size()));
+    bytes = bytes.subspan(piece.size());
+  }
+  return pieces;
+}
+
+}  // namespace tensorferry

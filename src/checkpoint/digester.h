@@ -14,12 +14,16 @@
 #include "base/alignment.h"
 #include "checkpoint/checksums.h"
 #include "handle/witness.h"
+#include "tensorferry/checkpoint.h"
 
 namespace tensorferry::checkpoint {
 
 // The digest of a chunk of a tensor is XXH3 (64 bits) of the XXH3s, little-endian, of the pieces of
 // 64 KiB that the chunk consists of: so bytes may arrive in any order.
-inline constexpr std::uint64_t digest_piece_bytes = 64 * KiB;
+inline constexpr std::uint64_t digest_piece_bytes = checksum_piece_bytes;
+
+// The digests of a tensor that consists of pieces with these XXH3s.
+[[nodiscard]] Digests digests_of_pieces(std::span<const std::uint64_t> pieces);
 
 // Where a tensor lies, and which digests it should have; none if that is not known.
 struct WatchedTensor {

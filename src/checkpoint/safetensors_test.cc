@@ -317,6 +317,27 @@ TEST_F(SafetensorsTest, bytes_in_memory_say_the_same_as_the_file) {
   }
 }
 
+TEST_F(SafetensorsTest, checksums_of_pieces_make_the_header_of_a_save) {
+  add_mixture();
+  save();
+  const auto whole = support::read_whole_file(path);
+  std::vector<TensorWrite> writes;
+  std::vector<std::vector<std::uint64_t>> pieces;
+  std::vector<std::vector<std::uint64_t>> zeros;
+  for (const Saved& tensor : tensors) {
+    writes.push_back({tensor.name, tensor.dtype, tensor.shape, {}});
+    pieces.push_back(checksums_of_pieces(tensor.memory.bytes()));
+    zeros.emplace_back(pieces.back().size());
+  }
+  const SafetensorsHeader header = make_safetensors_header(writes, {}, pieces);
+  EXPECT_EQ(std::memcmp(header.bytes.data(), whole.data(), header.bytes.size()), 0);
+  EXPECT_EQ(make_safetensors_header(writes, {}, zeros).bytes.size(), header.bytes.size());
+  pieces.back().pop_back();
+  EXPECT_EQ(error_of([&] { (void)make_safetensors_header(writes, {}, pieces); }).code(), EINVAL);
+  pieces.pop_back();
+  EXPECT_EQ(error_of([&] { (void)make_safetensors_header(writes, {}, pieces); }).code(), EINVAL);
+}
+
 class SetTest : public SafetensorsTest {
  protected:
   void save_as(const std::string& name, std::vector<std::string> names) {

@@ -61,14 +61,55 @@ void check_sizes(const std::string& path, std::span<const TensorWrite> tensors) 
   }
 }
 
+void check_metadata(const std::string& path, const SafetensorsOptions& options) {
+  if (options.metadata && options.metadata->contains(std::string(checksums_key))) {
+    throw refuse(path, "the metadata must not have the key " + std::string(checksums_key) +
+                           ": checksums are kept there");
+  }
+}
+
+// The header with these digests of the tensors.
+NewHeader header_with(std::span<const TensorWrite> tensors, const SafetensorsOptions& options,
+                      const std::vector<Digests>& digests) {
+  std::vector<TensorDigests> of_tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    of_tensors.push_back({tensors[i].name, digests[i]});
+  }
+  Metadata entries = options.metadata.value_or(Metadata{});
+  entries[std::string(checksums_key)] = write_checksums(of_tensors);
+  return make_header(described(tensors), entries, options.alignment).or_throw();
+}
+
+NewHeader header_without(std::span<const TensorWrite> tensors, const SafetensorsOptions& options) {
+  return make_header(described(tensors), options.metadata, options.alignment).or_throw();
+}
+
 }  // namespace
 
 }  // namespace checkpoint
 
 SafetensorsHeader make_safetensors_header(std::span<const TensorWrite> tensors,
-                                          const SafetensorsOptions& options) {
+                                          const SafetensorsOptions& options,
+                                          std::span<const std::vector<std::uint64_t>> pieces) {
   using namespace checkpoint;
-  auto made = make_header(described(tensors), options.metadata, options.alignment).or_throw();
+  NewHeader made;
+  if (pieces.empty()) {
+    made = header_without(tensors, options);
+  } else {
+    check_metadata({}, options);
+    if (pieces.size() != tensors.size()) {
+      throw refuse({}, "each tensor needs the checksums of its pieces");
+    }
+    std::vector<Digests> digests;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto bytes = tensor_bytes(tensors[i].dtype, tensors[i].shape).or_throw();
+      if (pieces[i].size() != (bytes + checksum_piece_bytes - 1) / checksum_piece_bytes) {
+        throw refuse({}, "tensor '" + tensors[i].name + "' needs a checksum for each 64 KiB");
+      }
+      digests.push_back(digests_of_pieces(pieces[i]));
+    }
+    made = header_with(tensors, options, digests);
+  }
   return {std::move(made.bytes), std::move(made.order)};
 }
 
@@ -76,25 +117,13 @@ void save_safetensors(Handle& handle, const std::string& path, std::span<const T
                       const SafetensorsOptions& options) {
   using namespace checkpoint;
   check_sizes(path, tensors);
-  Metadata metadata = options.metadata.value_or(Metadata{});
-  if (metadata.contains(std::string(checksums_key))) {
-    throw refuse(path, "the metadata must not have the key " + std::string(checksums_key) +
-                           ": checksums are kept there");
-  }
+  check_metadata(path, options);
   // Digests have a fixed width: the header is as long with those that are not known yet.
   std::vector<Digests> digests;
   for (const TensorWrite& tensor : tensors) digests.emplace_back(chunk_count(tensor.memory.size()));
   const auto header_now = [&] {
-    std::optional<Metadata> entries = options.metadata;
-    if (options.checksums) {
-      std::vector<TensorDigests> of_tensors;
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        of_tensors.push_back({tensors[i].name, digests[i]});
-      }
-      entries = metadata;
-      (*entries)[std::string(checksums_key)] = write_checksums(of_tensors);
-    }
-    return make_header(described(tensors), entries, options.alignment).or_throw();
+    return options.checksums ? header_with(tensors, options, digests)
+                             : header_without(tensors, options);
   };
   const NewHeader header = header_now();
   auto& system = handle.conductor().system();

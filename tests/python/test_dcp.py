@@ -437,6 +437,32 @@ def test_a_flipped_bit_in_a_part_of_a_tensor_is_reported(tmp_path):
         path.write_bytes(data)
 
 
+def test_a_flipped_bit_in_a_file_for_hugging_face_is_reported(tmp_path):
+    rng = random.Random(6)
+    make = torch.Generator().manual_seed(2)
+    state = {str(i): torch.randn(n, generator=make) for i, n in enumerate([1, 70, 30_000, 5 << 20])}
+    save(state, tmp_path, layout="huggingface")
+    assert_same(state, load(blank(state), tmp_path))
+    wider = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
+    assert torch.equal(load(wider, tmp_path)["2"], state["2"].double())
+    verify(tmp_path)
+    [path] = tmp_path.glob("*.safetensors")
+    data = path.read_bytes()
+    for name, tensor in state.items():
+        expected = tensor.numpy().tobytes()
+        begin = data.index(expected)
+        flip(path, data, begin + rng.randrange(len(expected)), rng)
+        with pytest.raises(OSError, match=f"'{name}'.*checksum") as caught:
+            read_item(tmp_path, name, state)
+        assert caught.value.filename == str(path) and caught.value.offset >= begin
+        with pytest.raises(OSError, match=f"'{name}'.*checksum"):
+            verify(tmp_path)
+        assert not torch.equal(read_item(tmp_path, name, state, verify=False), tensor)
+        for other in state.keys() - {name}:
+            assert torch.equal(read_item(tmp_path, other, state), state[other])
+    path.write_bytes(data)
+
+
 def read_boxes(folder, boxes):
     planner, reader = Planner(boxes), Reader(folder)
     metadata = reader.read_metadata()

@@ -129,19 +129,19 @@ def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount,
 # are of no use.
 SYNCS = """
 import os, sys, warnings
-sys.path += sys.argv[2].split(os.pathsep)
+sys.path += sys.argv[4].split(os.pathsep)
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
 from test_dcp_faults import save
-for which in (1, 2, 3, 4):
+for which in range(1, int(sys.argv[3]) + 1):
     child = os.fork()
     if child == 0:
         directory = os.open(sys.argv[1], os.O_RDONLY)
         for _ in range(5 - which):
             os.fsync(directory)
         try:
-            save(2, os.path.join(sys.argv[1], str(which)))
+            save(2, os.path.join(sys.argv[1], str(which)), layout=sys.argv[2])
         except BaseException as error:  # torch's is no Exception
             print(which, "Input/output error" in str(error), flush=True)
         os._exit(0)
@@ -149,28 +149,32 @@ for which in (1, 2, 3, 4):
 """
 
 
-def test_every_sync_that_fails_fails_the_save(tmp_path):
-    """Those of the data, the folder, the metadata, and of the folder again."""
+@pytest.mark.parametrize("layout, syncs", [("torch", 4), ("huggingface", 5)])
+def test_every_sync_that_fails_fails_the_save(tmp_path, layout, syncs):
+    """Those of the data, the header (of safetensors), the folder, the metadata or the index, and of
+    the folder again."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
-    for which in (1, 2, 3, 4):
-        save(1, tmp_path / str(which))
+    folders = [tmp_path / str(which + 1) for which in range(syncs)]
+    for folder in folders:
+        save(1, folder, layout=layout)
     strace = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=fsync,fdatasync"]
     inject = ["-e", "inject=fsync,fdatasync:error=EIO:when=5"]
     done = subprocess.run(
-        [*strace, *inject, sys.executable, "-c", SYNCS, tmp_path, FOLDERS],
+        [*strace, *inject, sys.executable, "-c", SYNCS, tmp_path, layout, str(syncs), FOLDERS],
         capture_output=True,
         text=True,
         timeout=200,
     )
     if "PTRACE" in done.stderr:
         pytest.skip("strace is not allowed here")
-    assert done.stdout == "1 True\n2 True\n3 True\n4 True\n", done.stderr
-    assert [saved_in(tmp_path / str(which)) for which in (1, 2, 3)] == [1, 1, 1]
+    expected = "".join(f"{which + 1} True\n" for which in range(syncs))
+    assert done.stdout == expected, done.stderr
+    assert [saved_in(folder) for folder in folders[:-1]] == [1] * (syncs - 1)
     # The new metadata have their name; whether they keep it is up to the drive.
-    assert saved_in(tmp_path / "4") == 2
-    assert len(names_in(tmp_path / "4")) == 3  # so the data of both are there
-    for which in (1, 2, 3, 4):
-        save(3, tmp_path / str(which))
-        assert saved_in(tmp_path / str(which)) == 3
-        assert len(names_in(tmp_path / str(which))) == 2
+    assert saved_in(folders[-1]) == 2
+    assert len(names_in(folders[-1])) == 3  # so the data of both are there
+    for folder in folders:
+        save(3, folder, layout=layout)
+        assert saved_in(folder) == 3
+        assert len(names_in(folder)) == 2

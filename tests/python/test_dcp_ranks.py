@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tensorferry
 from dcp_job import full_tensors
+from tensorferry import _core
 
 JOB = os.path.join(os.path.dirname(__file__), "dcp_job.py")
 
@@ -78,6 +80,20 @@ def test_ranks_write_whole_tensors_for_hugging_face(run, tmp_path):
     for name, tensor in expected.items():
         assert torch.equal(tensor, loaded[name]), name
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in loaded.values())
+    for name in files:  # with checksums, also of what ranks have in common
+        save_alone(tmp_path / name, tmp_path / "alone")
+        assert (tmp_path / name).read_bytes() == (tmp_path / "alone").read_bytes()
+
+
+def save_alone(saved, path):
+    """Writes the tensors of a file with the saver of safetensors files, in their given order."""
+    data = saved.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    given = json.loads(header["__metadata__"]["tensorferry.xxh3"])
+    tensors = full_tensors(6)
+    rows = [(key, header[key]["dtype"], header[key]["shape"], tensors[key]) for key in given]
+    with tensorferry.Handle() as handle:
+        _core.save_safetensors(handle, path, rows, metadata={"format": "pt"})
 
 
 def test_shards_of_hugging_face_files_are_loaded(run, tmp_path):

@@ -48,6 +48,7 @@ class Item:
     ) -> None:
         self.request = request
         self.wanted_bytes = wanted_bytes
+        self.checked_by: str | None = None  # the safetensors file or index that has its checksum
         self.path = os.path.join(folder, place.relative_path)
         self.offset: int = place.offset
         self.bytes = int(place.length)

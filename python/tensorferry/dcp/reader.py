@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 import os
 import pickle
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from .._core import SafetensorsFile
 from .._progress import Progress, ProgressReport
 from .boxes import Box
+from .checked_reads import CheckedRead, carry_out_checked
+from .checkpoint_folder import CheckpointFolder
 from .folder import metadata_name
 from .items import Item, opened
 from .metadata_file import load_metadata
@@ -28,7 +31,7 @@ from .stored_tensor import noted_tensor
 from .tensor_reads import PIECES_FROM_BYTES, TensorRead, carry_out
 
 
-class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torch
+class Reader(CheckpointFolder, StorageReader):  # type: ignore[misc]  # mypy knows nothing of torch
     """Reads checkpoints that Writer or torch's FileSystemWriter wrote, at the speed of the drive.
 
     Tensors on the CPU and on GPUs of CUDA are filled in place. Of a tensor that is sharded
@@ -63,8 +66,7 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
         verify: bool = True,
         progress: Progress = None,
     ) -> None:
-        super().__init__()
-        self._path = os.fspath(path)
+        super().__init__(path)
         self._weights_only = weights_only
         self._verify = verify
         self._progress = progress
@@ -75,8 +77,7 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a load, of another folder if one is given."""
         self._metadata = None
-        if checkpoint_id:
-            self._path = os.fspath(checkpoint_id)
+        self._move_to(checkpoint_id)
         self._load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -121,21 +122,19 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
             done += count
             report.update(min(done, total))
 
-        carry_out(self._reads(items, planner), passed)
+        checked = sorted(
+            (item for item in items if item.checked_by is not None),
+            key=lambda item: (item.checked_by, item.path, item.offset),
+        )
+        for name, group in itertools.groupby(checked, lambda item: item.checked_by):
+            source = SafetensorsFile(os.path.join(self._path, str(name)))
+            carry_out_checked(source, self._checked_reads(group, planner), passed)
+        others = [item for item in items if item.checked_by is None]
+        carry_out(self._reads(others, planner), passed)
         report.update(total)
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The folder."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether this can be a folder of a checkpoint."""
-        return bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
     def _item(self, request: ReadItem) -> Item:
         assert self._metadata is not None
@@ -145,11 +144,23 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
             return Item(request, 0, place, self._path, None)
         wanted = math.prod(request.lengths) * tensor.properties.dtype.itemsize
         if isinstance(place, TensorPlace):
-            return Item(request, wanted, place, self._path, place.tensor)
+            item = Item(request, wanted, place, self._path, place.tensor)
+            if self._verify and wanted == place.length > 0:
+                item.checked_by = place.checked_by
+            return item
         stored = noted_tensor(tensor, request.storage_index, place)
         if stored is not None and wanted != stored.bytes and wanted >= PIECES_FROM_BYTES:
             stored = None  # a part has checksums that are not noted
         return Item(request, wanted, place, self._path, stored)
+
+    def _checked_reads(self, items: Iterable[Item], planner: LoadPlanner) -> Iterator[CheckedRead]:
+        for item in items:
+            stored = item.tensor(self._verify)
+            assert stored is not None
+            item.check_size(stored.size)
+            target = _target_of(item, planner)
+            filled = functools.partial(planner.commit_tensor, item.request, target)
+            yield CheckedRead(item.name, stored, target, filled)
 
     def _reads(self, items: list[Item], planner: LoadPlanner) -> Iterator[TensorRead]:
         """Loads what is small or no tensor, and returns the reads of the others."""
@@ -158,12 +169,7 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
             if request.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(request, self._object(item))
                 continue
-            target = planner.resolve_tensor(request).detach()
-            if target.size() != torch.Size(request.lengths):
-                raise ValueError(
-                    f"{item.name}: the tensor to fill is {tuple(target.size())} and the part of "
-                    f"the saved one {tuple(request.lengths)}"
-                )
+            target = _target_of(item, planner)
             filled = functools.partial(planner.commit_tensor, request, target)
             stored = item.tensor(self._verify)
             if stored is None:
@@ -218,3 +224,13 @@ class Reader(StorageReader):  # type: ignore[misc]  # mypy knows nothing of torc
         torch.save(loaded, pickled)
         pickled.seek(0)
         return pickled
+
+
+def _target_of(item: Item, planner: LoadPlanner) -> torch.Tensor:
+    target = planner.resolve_tensor(item.request).detach()
+    if target.size() != torch.Size(item.request.lengths):
+        raise ValueError(
+            f"{item.name}: the tensor to fill is {tuple(target.size())} and the part of the saved "
+            f"one {tuple(item.request.lengths)}"
+        )
+    return target

@@ -1,8 +1,9 @@
 """Checkpoints in the layout of Hugging Face: safetensors files with whole tensors, and an index.
 
 Rank 0 lays the files out. Each rank writes the rows and columns of its shards to their places, so
-that nothing has to be put together afterwards. The files get their names when all of them are on
-the drive, and the index, which is renamed last, says which ones count.
+that nothing has to be put together afterwards, and computes checksums. When all of them are on the
+drive, rank 0 writes the headers, which have the checksums, and the files get their names. The
+index, which is renamed last, says which ones count.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
 from .._shared_handle import shared_handle
-from ..checkpoint.windows import WINDOWS, UnderWay
+from ..checkpoint.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .boxes import Box
 from .data_file import bytes_of
 from .folder import remove, sync, sync_folder
 from .pieces import Piece, windows
+from .safetensors_sums import PieceSums, TensorSums, piece_count, read_back, whole_pieces
 from .stored_tensor import StoredTensor, contiguous
 
 INDEX = "model.safetensors.index.json"
@@ -67,6 +69,7 @@ class TensorPlace(_StorageInfo):  # type: ignore[misc]  # mypy knows nothing of 
     """Where a tensor is that has nothing around it."""
 
     tensor: StoredTensor | None = None
+    checked_by: str | None = None  # the file or index in the folder that has its checksum
 
 
 @dataclass
@@ -75,6 +78,22 @@ class FileSet:
 
     names: list[str]
     places: dict[str, TensorPlace]
+
+    def header(
+        self, name: str, sums: Mapping[str, object] | None = None
+    ) -> tuple[bytes, list[str]]:
+        """The header of a file, and its tensors in their order. Without `sums` those are zeros."""
+        places = {key: p.tensor for key, p in self.places.items() if p.relative_path == name}
+        tensors = {key: tensor for key, tensor in places.items() if tensor is not None}
+        described = [(key, _NAMES[t.dtype], t.size) for key, t in tensors.items()]
+        if sums is None:
+            sums = {key: bytes(8 * piece_count(t.bytes)) for key, t in tensors.items()}
+        pieces = [sums[key] for key in tensors]
+        metadata = {"format": "pt"}
+        header, order = make_safetensors_header(
+            described, metadata=metadata, alignment=4096, pieces=pieces
+        )
+        return header, [described[number][0] for number in order]
 
     def index(self) -> bytes:
         """What the index file holds."""
@@ -108,7 +127,7 @@ def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, in
     try:
         for number, tensors in sorted(in_file.items()):
             made.names.append(f"model-{number:05}-of-{count:05}.{token}.safetensors")
-            _make_file(folder, made.names[-1], tensors, made.places)
+            _make_file(folder, made.names[-1], tensors, made)
     except BaseException:
         for name in made.names:
             remove(os.path.join(folder, name + _HIDDEN))
@@ -116,25 +135,21 @@ def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, in
     return made
 
 
-def _make_file(
-    folder: str, name: str, tensors: dict[str, Any], places: dict[str, TensorPlace]
-) -> None:
-    described = [(key, _NAMES[t.properties.dtype], list(t.size)) for key, t in tensors.items()]
-    header, order = make_safetensors_header(described, metadata={"format": "pt"}, alignment=4096)
-    offset = len(header)
-    for key in (described[number][0] for number in order):
-        dtype, size = tensors[key].properties.dtype, tuple(tensors[key].size)
+def _make_file(folder: str, name: str, tensors: dict[str, Any], made: FileSet) -> None:
+    for key, tensor in tensors.items():
+        dtype, size = tensor.properties.dtype, tuple(tensor.size)
         count = math.prod(size) * dtype.itemsize
         stored = StoredTensor(dtype, size, contiguous(size), 0, key, 0, count, None)
-        places[key] = TensorPlace(name, offset, count, tensor=stored)
-        offset += count
+        made.places[key] = TensorPlace(name, 0, count, tensor=stored)
+    header, order = made.header(name)
+    offset = len(header)
+    for key in order:
+        made.places[key].offset = offset
+        offset += made.places[key].length
     path = os.path.join(folder, name + _HIDDEN)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         os.posix_fallocate(descriptor, 0, offset)
-        with File.borrow(descriptor) as file:
-            shared_handle().write_now(header, file)
-        sync(descriptor, path)
     finally:
         os.close(descriptor)
 
@@ -146,7 +161,11 @@ def write_tensors(
     resolve: Callable[[WriteItem], torch.Tensor],
     passed: Callable[[int], object],
 ) -> list[WriteResult]:
-    """Writes what one rank has of the tensors, and returns when it is on the drive."""
+    """Writes what one rank has of the tensors, and returns when it is on the drive.
+
+    The results have the checksums of the pieces that this rank has.
+    """
+    sums: list[list[PieceSums]] = [[] for _ in items]
     with contextlib.ExitStack() as stack:
 
         @functools.cache
@@ -158,10 +177,10 @@ def write_tensors(
             return descriptor, stack.enter_context(File.borrow(descriptor))
 
         def pieces() -> Iterator[Piece]:
-            for item in items:
+            for item, of_item in zip(items, sums):
                 place = files.places[item.index.fqn]
                 _, file = opened(place.relative_path)
-                yield from _pieces_of(item, place, resolve(item), file)
+                yield from _pieces_of(item, place, resolve(item), file, of_item)
 
         with UnderWay[int]() as under_way:
             for window in windows(pieces()):
@@ -176,13 +195,13 @@ def write_tensors(
             if any(files.places[item.index.fqn].relative_path == name for item in items):
                 sync(opened(name)[0], os.path.join(folder, name))
     return [
-        WriteResult(item.index, files.places[item.index.fqn].length, files.places[item.index.fqn])
-        for item in items
+        WriteResult(item.index, files.places[item.index.fqn].length, of_item)
+        for item, of_item in zip(items, sums)
     ]
 
 
 def _pieces_of(
-    item: WriteItem, place: TensorPlace, tensor: torch.Tensor, file: File
+    item: WriteItem, place: TensorPlace, tensor: torch.Tensor, file: File, sums: list[PieceSums]
 ) -> Iterator[Piece]:
     assert place.tensor is not None
     chunk = item.tensor_data.chunk
@@ -193,18 +212,35 @@ def _pieces_of(
         return
     memory = bytes_of(tensor)
     for run in box.all_runs(contiguous(chunk.sizes)):
-        yield Piece(
-            file, place.offset + run.source, memory[run.target : run.target + run.bytes], None
-        )
+        at = 0
+        while at < run.bytes:
+            # Checksums are computed as late as the bytes are taken.
+            source = run.source + at
+            count = min(WINDOW_BYTES - source % WINDOW_BYTES, run.bytes - at)
+            part = memory[run.target + at : run.target + at + count]
+            sums += whole_pieces(part, source, place.length)
+            yield Piece(file, place.offset + source, part, None)
+            at += count
 
 
-def publish(folder: str, files: FileSet) -> None:
-    """Gives the files their names, and has the index name them; then removes the old ones."""
+def publish(folder: str, files: FileSet, results: list[list[WriteResult]]) -> None:
+    """Gives the files their headers and names, and has the index name them; removes the old ones.
+
+    If anything fails before the index has its name, the new files are removed.
+    """
     index = os.path.join(folder, INDEX)
     old = _named_by(index)
     try:
+        sums = _checksums(folder, files, results)
         for name in files.names:
             path = os.path.join(folder, name)
+            descriptor = os.open(path + _HIDDEN, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                with File.borrow(descriptor) as file:
+                    shared_handle().write_now(files.header(name, sums)[0], file)
+                sync(descriptor, path)
+            finally:
+                os.close(descriptor)
             os.rename(path + _HIDDEN, path)
         sync_folder(folder)
         with NewFile(index) as new:
@@ -220,6 +256,26 @@ def publish(folder: str, files: FileSet) -> None:
     for name in os.listdir(folder):
         if (name in old or _OURS.fullmatch(name)) and name not in files.names:
             remove(os.path.join(folder, name))
+
+
+def _checksums(
+    folder: str, files: FileSet, results: list[list[WriteResult]]
+) -> dict[str, bytearray]:
+    """The checksums of all pieces of each tensor. Reads those that no rank has alone."""
+    sums = {name: TensorSums(place.length) for name, place in files.places.items()}
+    for result in (result for of_rank in results for result in of_rank):
+        for known in result.storage_data:
+            sums[result.index.fqn].add(known)
+    for file_name in files.names:
+        with File(os.path.join(folder, file_name + _HIDDEN)) as file:
+            missing = [
+                (sums[name], place.offset, part)
+                for name, place in files.places.items()
+                if place.relative_path == file_name
+                for part in sums[name].missing()
+            ]
+            read_back(file, missing)
+    return {name: of_tensor.pieces for name, of_tensor in sums.items()}
 
 
 def remove_leftovers(folder: str) -> None:
@@ -254,16 +310,19 @@ def read_set(folder: str) -> formats.Metadata:
     metadata = formats.Metadata({}, storage_data={})
     index = os.path.join(folder, INDEX)
     if os.path.exists(index):
-        _add(metadata, SafetensorsFile(index), {})
+        _add(metadata, SafetensorsFile(index), INDEX, {})
         return metadata
     for name in sorted(os.listdir(folder)):
         if name.endswith(".safetensors"):
             opened = SafetensorsFile(os.path.join(folder, name))
-            _add(metadata, opened, json.loads((opened.metadata or {}).get(_SHARDING, "{}")))
+            _add(metadata, opened, name, json.loads((opened.metadata or {}).get(_SHARDING, "{}")))
     return metadata
 
 
-def _add(metadata: formats.Metadata, opened: SafetensorsFile, sharding: dict[str, Any]) -> None:
+def _add(
+    metadata: formats.Metadata, opened: SafetensorsFile, name: str, sharding: dict[str, Any]
+) -> None:
+    checked_by = name if opened.has_checksums else None
     names = [os.path.basename(file.path) for file in opened.files]
     for key, kind, shape, file, offset, count in opened.tensors:
         if kind not in _DTYPES:
@@ -271,7 +330,7 @@ def _add(metadata: formats.Metadata, opened: SafetensorsFile, sharding: dict[str
         size = tuple(shape)
         first = sharding[key]["saved_offsets"] if key in sharding else [0] * len(size)
         stored = StoredTensor(_DTYPES[kind], size, contiguous(size), 0, key, 0, count, None)
-        place = TensorPlace(names[file], offset, count, tensor=stored)
+        place = TensorPlace(names[file], offset, count, tensor=stored, checked_by=checked_by)
         metadata.storage_data[formats.MetadataIndex(key, first)] = place
         whole = metadata.state_dict_metadata.setdefault(
             key,

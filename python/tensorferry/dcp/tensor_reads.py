@@ -152,15 +152,19 @@ class TensorRead:
                 raise wrong_checksum(self._file.path, what, offset, PIECE_BYTES)
 
     def _in_place(self) -> bool:
-        target = self._target
-        return (
-            type(target) in (torch.Tensor, torch.nn.Parameter)
-            and target.layout is torch.strided
-            and target.dtype == self._box.stored.dtype
-            and target.device.type in ("cpu", "cuda")
-            and not target.is_conj()
-            and not target.is_neg()
-        )
+        return in_place(self._target, self._box.stored.dtype)
+
+
+def in_place(target: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether bytes of such elements can be read straight into the memory of a tensor."""
+    return (
+        type(target) in (torch.Tensor, torch.nn.Parameter)
+        and target.layout is torch.strided
+        and target.dtype == dtype
+        and target.device.type in ("cpu", "cuda")
+        and not target.is_conj()
+        and not target.is_neg()
+    )
 
 
 def carry_out(reads: Iterable[TensorRead], passed: Callable[[int], object]) -> None:

@@ -20,7 +20,8 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = None) -> None:
 
     Raises OSError (EBADMSG) with the path, the item and the offset of the first bytes that differ,
     and whatever a load raises if files are missing or cut off. Unpickles no objects. Needs memory
-    for the largest item. safetensors files have no checksums here: they are only read.
+    for the largest item. safetensors files that have no checksums, as others write them, are only
+    read.
     """
     for rank in metadata_ranks(os.fspath(path)):
         reader = Reader(path, weights_only=False, progress=progress)

@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystem, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .._progress import Progress, ProgressReport
+from .checkpoint_folder import CheckpointFolder
 from .data_file import FRAME_BYTES, write_items
 from .folder import (
     METADATA,
@@ -40,7 +41,7 @@ from .safetensors_set import (
 from .tensor_frame import TensorFrame
 
 
-class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torch
+class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torch
     """Writes checkpoints that torch's FileSystemReader reads, at the speed of the drive.
 
     A checkpoint in the folder stays whole until the new one is on the drive, and then gives way to
@@ -78,13 +79,12 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
         layout: Literal["torch", "huggingface"] = "torch",
         fqn_to_index_mapping: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(path)
         if layout not in ("torch", "huggingface"):
             raise ValueError(f"layout is {layout!r}; it must be 'torch' or 'huggingface'")
         self._safetensors = layout == "huggingface"
         self._file_numbers = fqn_to_index_mapping or {}
         self._files: FileSet | None = None  # of the save that goes on, on the coordinating rank
-        self._path = os.fspath(path)
         self._single_file_per_rank = single_file_per_rank
         self._overwrite = overwrite
         self._progress = progress
@@ -94,8 +94,7 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a save, to another folder if one is given."""
-        if checkpoint_id:
-            self._path = os.fspath(checkpoint_id)
+        self._move_to(checkpoint_id)
         self._save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +159,7 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
         """Has the new checkpoint take the place of the old one, then removes the old one."""
         if self._safetensors:
             assert self._files is not None
-            publish(self._path, self._files)
+            publish(self._path, self._files, results)
             return
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {
@@ -183,16 +182,6 @@ class Writer(StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torc
     def storage_meta(self) -> StorageMeta:
         """Returns what tells this save from others."""
         return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The folder."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether this can be a folder of a checkpoint."""
-        return bool(FileSystem.validate_checkpoint_id(checkpoint_id))
 
     def _write_items(
         self, plan: SavePlan, planner: SavePlanner, passed: Callable[[int], object]
