@@ -33,14 +33,8 @@ class TensorFrame:
         self.tensor_bytes = dtype.itemsize
         for size in shape:
             self.tensor_bytes *= size
-        self._records: list[bytes] = []  # of the directory
-        head = b""
-        for name, data in (
-            (b"data.pkl", _pickled(dtype, tuple(shape), self.tensor_bytes)),
-            (b"byteorder", sys.byteorder.encode()),
-            (b"version", b"3\n"),
-        ):
-            head += self._small_record(name, data, len(head))
+        head, entries = _front(dtype, tuple(shape), self.tensor_bytes)
+        self._records = [*entries]  # of the directory
         self.head = head + self._storage_header(len(head), offset)
         self.tail = bytearray(self._tail())
         self.bytes = len(self.head) + self.tensor_bytes + len(self.tail)
@@ -61,12 +55,6 @@ class TensorFrame:
         header = self._pieces_at - len(_PIECES_RECORD) - 30
         struct.pack_into("<I", self.tail, header + 14, crc32(data))
         struct.pack_into("<I", self.tail, self._pieces_entry_at + 16, crc32(data))
-
-    def _small_record(self, name: bytes, data: bytes, at: int) -> bytes:
-        name = _FOLDER + name
-        fields = (20, 0, 0, 0, _JANUARY_1980, crc32(data), len(data), len(data), len(name))
-        self._records.append(_entry(name, fields, at))
-        return struct.pack("<4s5H3I2H", b"PK\3\4", *fields, 0) + name + data
 
     def _storage_header(self, at: int, offset: int) -> bytes:
         name = _FOLDER + b"data/0"
@@ -92,7 +80,9 @@ class TensorFrame:
         self._pieces = piece_count(self.tensor_bytes)
         if self._pieces:
             at, name = in_front + len(tail), _PIECES_RECORD.removeprefix(_FOLDER)
-            tail += self._small_record(name, bytes(4 * self._pieces), at)
+            record, entry = _small_record(name, bytes(4 * self._pieces), at)
+            self._records.append(entry)
+            tail += record
             self._pieces_at = len(tail) - 4 * self._pieces
         begin = in_front + len(tail)
         self._entry_at = len(tail) + sum(map(len, self._records[:storage_entry]))
@@ -109,6 +99,31 @@ class TensorFrame:
         return tail + struct.pack(
             "<4s4HIIH", b"PK\5\6", 0, 0, count, count, len(directory), short, 0
         )
+
+
+@functools.lru_cache(maxsize=1024)  # the tensors of a model have few shapes
+def _front(
+    dtype: torch.dtype, shape: tuple[int, ...], tensor_bytes: int
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """The records in front of that of the tensor, and their entries in the directory."""
+    head, entries = b"", []
+    for name, data in (
+        (b"data.pkl", _pickled(dtype, shape, tensor_bytes)),
+        (b"byteorder", sys.byteorder.encode()),
+        (b"version", b"3\n"),
+    ):
+        record, entry = _small_record(name, data, len(head))
+        head += record
+        entries.append(entry)
+    return head, tuple(entries)
+
+
+def _small_record(name: bytes, data: bytes, at: int) -> tuple[bytes, bytes]:
+    """A record, and its entry in the directory."""
+    name = _FOLDER + name
+    fields = (20, 0, 0, 0, _JANUARY_1980, crc32(data), len(data), len(data), len(name))
+    record = struct.pack("<4s5H3I2H", b"PK\3\4", *fields, 0) + name + data
+    return record, _entry(name, fields, at)
 
 
 def _entry(name: bytes, fields: tuple[int, ...], at: int, size: int = 0) -> bytes:
