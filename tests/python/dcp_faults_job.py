@@ -116,7 +116,6 @@ def power_cuts(image, point, layout, rounds):
     """The drive loses power at some moment of a save by two ranks, and comes back."""
     rng = random.Random(12)
     mount = ["mount", "-o", "loop", image, point]
-    subprocess.run(mount, check=True)
     orders, answers = [os.pipe() for _ in range(2)], [os.pipe() for _ in range(2)]
     folder = os.path.join(point, "checkpoint")
     job = [folder, layout, orders, answers]
@@ -134,32 +133,32 @@ def power_cuts(image, point, layout, rounds):
     def wait():
         return [os.read(read_end, 100) for read_end, _ in answers]
 
-    step, saved, lost, usual = 1, 0, 0, 0.0
-    for _ in range(3):  # the first save also opens what later ones use
-        begun = time.monotonic()
-        order(step)
-        assert wait() == [b"saved", b"saved"]
-        usual = time.monotonic() - begun
-    for number in range(rounds):
-        order(step + 1)
-        time.sleep(rng.uniform(0, 1.5 * usual))
-        known = bool(select.select([answers[0][0]], [], [], 0)[0])
-        cut_power(point, JOURNAL_FLUSHED if number % 3 == 0 else JOURNAL_LOST)
-        if known:
-            assert wait()[0] == b"saved"
-        else:
-            wait()
+    subprocess.run(mount, check=True)
+    try:
+        step, saved, lost, usual = 1, 0, 0, 0.0
+        for _ in range(3):  # the first save also opens what later ones use
+            begun = time.monotonic()
+            order(step)
+            assert wait() == [b"saved", b"saved"]
+            usual = time.monotonic() - begun
+        for number in range(rounds):
+            order(step + 1)
+            time.sleep(rng.uniform(0, 1.5 * usual))
+            known = bool(select.select([answers[0][0]], [], [], 0)[0])
+            cut_power(point, JOURNAL_FLUSHED if number % 3 == 0 else JOURNAL_LOST)
+            assert wait()[0] == b"saved" or not known
+            unmount(point)
+            subprocess.run(mount, check=True)
+            found = value_in(folder)
+            assert found in (step, step + 1), (number, step, found)
+            assert found > step or not known, f"cut {number}: a save was lost that had returned"
+            saved, lost, step = saved + known, lost + (found == step), found
+    finally:
+        for _, write_end in orders:
+            os.close(write_end)
+        ended = [os.waitpid(rank, 0)[1] for rank in ranks]
         unmount(point)
-        subprocess.run(mount, check=True)
-        found = value_in(folder)
-        assert found in (step, step + 1), (number, step, found)
-        assert found == step + 1 or not known, f"cut {number}: a save was lost that had returned"
-        saved, lost, step = saved + known, lost + (found == step), found
-    for _, write_end in orders:
-        os.close(write_end)
-    for rank in ranks:
-        assert os.waitpid(rank, 0)[1] == 0
-    unmount(point)
+    assert ended == [0, 0]
     print(f"{rounds} power cuts: old {lost}, new {rounds - lost}, returned before {saved}")
 
 
