@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import check_python, runs
 from tensorferry import checkpoint
+from tensorferry._shared_handle import shared_handle
 from torch.utils.serialization import config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of things it will remove
@@ -191,7 +192,8 @@ def test_a_function_of_the_user_gets_storages_with_their_bytes(tmp_path):
     seen = []
 
     def place(storage, location):
-        seen.append((bytes(storage), location))
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+        seen.append((memory.numpy().tobytes(), location))
 
     checkpoint.load(tmp_path / "model.pt", map_location=place)
     assert seen == [(tensor.numpy().tobytes(), "cpu") for tensor in tensors]
@@ -219,7 +221,34 @@ def test_loaded_tensors_own_their_memory(tmp_path):
     file.write_bytes(bytes(file.stat().st_size))
     assert torch.equal(loaded, tensor)
     loaded.zero_()
-    loaded.resize_(2 << 20)
+    loaded.clone().resize_(2 << 20)
+
+
+def test_loaded_tensors_lie_in_the_memory_of_the_file(tmp_path):
+    """So the drive fills them in place: no copy, and huge pages where there are any."""
+    file = tmp_path / "model.pt"
+    tensors = [torch.randn(300_001), torch.randn(70), torch.randn(1 << 20)]
+    checkpoint.save(tensors, file)
+    with zipfile.ZipFile(file) as archive:
+        offsets = [archive.getinfo(f"model/data/{i}").header_offset for i in range(3)]
+    handle = shared_handle()
+    before = handle.stats()["bounced_bytes"]
+    loaded = checkpoint.load(file)
+    assert handle.stats()["bounced_bytes"] - before < 3 * mmap.PAGESIZE
+    assert all(torch.equal(a, b) for a, b in zip(loaded, tensors))
+    distance = loaded[2].data_ptr() - loaded[0].data_ptr()
+    assert abs(distance - (offsets[2] - offsets[0])) < 128  # names and padding differ in length
+
+
+def test_the_memory_of_a_large_tensor_goes_with_it(tmp_path):
+    file = tmp_path / "model.pt"
+    checkpoint.save([torch.ones(16 << 20), torch.ones(5)], file)
+    loaded = checkpoint.load(file)
+    before = resident_bytes()
+    kept = loaded.pop()
+    del loaded
+    assert resident_bytes() < before - (60 << 20)
+    assert torch.equal(kept, torch.ones(5))
 
 
 def resident_bytes():

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from .._core import File, PinnedBuffer, crc32
 from .._progress import ProgressReport
 from .._shared_handle import shared_handle
+from ..safetensors.arena import Arena
 from .torch_layout import Place, check_header, wrong_checksum
 from .windows import Part, Piece, UnderWay, as_bytes, cut
 
-# Fresh memory gets huge pages, except where two windows meet: so there are few windows.
-WINDOW_BYTES = 64 << 20
+# Few, because an operation has a beginning and an end; small, because nothing is read while the
+# last one is checked.
+WINDOW_BYTES = 32 << 20
 # So many are under way at a time: the drive has work while a checksum is computed.
-WINDOWS = 3
+WINDOWS = 4
+# Files with fewer bytes of storages are not worth an arena.
+_ARENA_BYTES = 1 << 20
 # Bytes of a GPU come to the CPU in pieces of this for their checksum.
 _HOST_BYTES = 16 << 20
 # A gap up to this between two storages is read too, so that both are in one request.
@@ -34,9 +39,10 @@ class StorageStream:
         self._verify = verify
         self._report = report
         self._device = torch.device("cpu")
+        self._arena: Arena | None = None
         self._windows: Iterator[list[Piece]] = cut(self._parts(), WINDOW_BYTES)
         self._under_way = UnderWay[list[Piece]]()
-        self._headers: dict[int, bytearray] = {}
+        self._headers: dict[int, memoryview] = {}
         self._coming: dict[int, torch.UntypedStorage] = {}
         self._arrived: dict[int, torch.UntypedStorage] = {}
         self._crc = 0
@@ -77,11 +83,31 @@ class StorageStream:
             near = 0 <= place.header_offset - end <= _GAP_BYTES
             begin = end if near else place.header_offset
             end = place.offset + place.size
-            header = self._headers[number] = bytearray(place.offset - begin)
-            yield Part(begin, memoryview(header), None)
-            storage = torch.UntypedStorage(place.size, device=self._device)
+            header, memory, storage = self._memory(begin, place)
+            self._headers[number] = header
             self._coming[number] = storage
-            yield Part(place.offset, as_bytes(storage), number)
+            yield Part(begin, header, None)
+            yield Part(place.offset, memory, number)
+
+    def _arena_for_all(self) -> Arena | None:
+        """Returns memory for all storages, if they go to the CPU and they are not few."""
+        first, last = self._places[0], self._places[-1]
+        span = last.offset + last.size - first.header_offset
+        if self._device.type != "cpu" or span < _ARENA_BYTES:
+            return None
+        if self._arena is None:
+            self._arena = Arena(first.header_offset, span)
+        return self._arena
+
+    def _memory(self, begin: int, place: Place) -> tuple[memoryview, Any, torch.UntypedStorage]:
+        """Returns memory for the bytes before a storage and for its own, and the storage."""
+        arena = self._arena_for_all()
+        if arena is None:
+            storage = torch.UntypedStorage(place.size, device=self._device)
+            return memoryview(bytearray(place.offset - begin)), as_bytes(storage), storage
+        memory = arena.lent_part(place.offset, place.size)
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return arena.part(begin, place.offset - begin), memory, storage
 
     def _pass(self, piece: Piece, number: int) -> None:
         """Checks what has arrived of a storage."""
@@ -99,8 +125,8 @@ class StorageStream:
         self._crc = 0
         self._arrived[number] = self._coming.pop(number)
 
-    def _add_to_crc(self, memory: torch.Tensor) -> None:
-        if memory.is_cpu:
+    def _add_to_crc(self, memory: Any) -> None:
+        if isinstance(memory, memoryview) or memory.is_cpu:
             self._crc = crc32(memory, self._crc)
             return
         if self._host is None:

@@ -136,7 +136,7 @@ class TorchLayout:
         return places
 
 
-def check_header(path: str, place: Place, header: bytes | bytearray) -> None:
+def check_header(path: str, place: Place, header: bytes | memoryview) -> None:
     """Compares the local header in the file with what the directory led to."""
     if header[:4] == b"PK\3\4":
         name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
