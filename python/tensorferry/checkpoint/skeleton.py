@@ -6,12 +6,13 @@ alone, so that the bytes are those of the torch that runs.
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import struct
 import tempfile
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +26,15 @@ from .zip_archive import (
 )
 
 _ID_RECORD = ".data/serialization_id"
+
+# Objects of these very types are never storages. A pickle has many of them for each tensor.
+_PLAIN = frozenset({bool, bytes, dict, float, int, list, str, tuple, type(None)}) | {
+    collections.OrderedDict,
+    FunctionType,
+    torch.nn.Parameter,
+    torch.Size,
+    torch.Tensor,
+}
 
 
 class Skeleton:
@@ -45,16 +55,19 @@ class Skeleton:
         self.gaps: list[tuple[int, bytearray]] = []
         self._holes: list[Record] = []
         begin = 0
-        for record in self._records:
+        for record, following in zip(self._records, self._records[1:]):
             key = record.name.removeprefix(self._folder + "data/")
             if key == record.name or not record.size:
                 continue
-            header = read(record.header_offset, LOCAL_HEADER_BYTES)
-            offset = local_data_offset(record, header)
+            # One read gets what is between two storages, the local header of the second with it.
+            offset = following.header_offset - record.descriptor_bytes - record.size
+            gap = read(begin, offset - begin)
+            header = gap[record.header_offset - begin :][:LOCAL_HEADER_BYTES]
             storage = storages.get(key)
-            if offset is None or storage is None or storage.nbytes() != record.size:
+            known = local_data_offset(record, header) == offset
+            if not known or storage is None or storage.nbytes() != record.size:
                 raise _unknown_layout()
-            self._add_gap(begin, read(begin, offset - begin), offset)
+            self._add_gap(begin, gap, offset)
             self.storages.append((offset, storage))
             self._holes.append(record)
             begin = offset + record.size
@@ -194,6 +207,8 @@ def _noting_module(
             torch_id = cls.persistent_id
 
             def noting(self: Any, value: Any) -> Any:
+                if type(value) in _PLAIN:
+                    return None
                 saved = torch_id(self, value)
                 if saved is not None:
                     typed = isinstance(value, torch.storage.TypedStorage)
