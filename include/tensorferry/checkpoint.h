@@ -149,7 +149,8 @@ struct TensorWrite {
   CudaStream stream = {};
 };
 
-// Called by the thread that saves, about ten times a second. Returns false to give up.
+// Called by the thread that saves, about ten times a second. Returns false to give up. What it
+// throws passes to the caller of the save, after all writes have ended.
 using Progress = std::function<bool(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
 
 struct SafetensorsOptions {

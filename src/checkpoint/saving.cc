@@ -23,16 +23,34 @@ Error refuse(const std::string& path, std::string hint) {
   return Error({.operation = "save", .path = path, .code = EINVAL, .hint = std::move(hint)});
 }
 
-// Waits for the operation. Cancels it when the user gives up.
+// Ends the operation, so that nobody uses its memory any more.
+void give_up(const Operation& operation) {
+  operation.cancel();
+  try {
+    operation.wait();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the caller has given up
+  }
+}
+
+// Asks the user whether to go on. If that throws, ends the operation first.
+bool ask(const Progress& progress, const Operation& operation, std::uint64_t total_bytes) {
+  try {
+    return progress(operation.bytes(), total_bytes);
+  } catch (...) {
+    give_up(operation);
+    throw;
+  }
+}
+
+// Waits for the operation. Ends it when the user gives up.
 void wait_for(const Operation& operation, const std::string& path, std::uint64_t total_bytes,
               const Progress& progress) {
   if (!progress) return operation.wait();
   bool given_up = false;
-  while (!operation.wait_for(progress_pause)) {
-    if (given_up || progress(operation.bytes(), total_bytes)) continue;
-    given_up = true;
-    operation.cancel();
+  while (!given_up && !operation.wait_for(progress_pause)) {
+    given_up = !ask(progress, operation, total_bytes);
   }
+  if (given_up) give_up(operation);
   // Done. wait_for() has thrown if it failed otherwise.
   if (given_up || !progress(total_bytes, total_bytes)) {
     throw Error({.operation = "save",

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "handle/conductor.h"
@@ -263,6 +264,31 @@ TEST(CheckpointFaults, every_sync_that_fails_fails_the_save) {
     EXPECT_EQ(found, failing < syncs ? 1U : 2U) << "only the directory's sync follows the name";
     EXPECT_EQ(names_in(dir.path()), std::vector<std::string>{"model"});
   }
+}
+
+// Holds requests back for so long that the save asks for its progress meanwhile.
+struct SlowRig : Rig {
+  SlowRig() : Rig({.engine = EngineKind::threads, .block_bytes = 64 * KiB, .workers = 1}) {
+    engine.delay_max = std::chrono::milliseconds(500);
+  }
+};
+
+TEST(CheckpointFaults, a_progress_that_throws_ends_the_write_first) {
+  const support::TempDir dir;
+  SlowRig rig;
+  const auto memory = support::Memory::with_pattern(8 * MiB, 0, 1);
+  const std::vector<TensorWrite> tensors{{"t", DType::u8, {8 * MiB}, memory.bytes()}};
+  const auto throws = [](std::uint64_t, std::uint64_t) -> bool {
+    throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(save_safetensors(rig.handle, dir.file("model"), tensors, {.progress = throws}),
+               std::runtime_error);
+  const std::uint64_t requests = rig.engine.requests();
+  EXPECT_EQ(rig.handle.stats().operations, 1U) << "the write is still in flight";
+  EXPECT_LT(requests, 128U) << "the write was not cancelled";
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(rig.engine.requests(), requests) << "something goes on";
+  EXPECT_TRUE(names_in(dir.path()).empty());
 }
 
 TEST(CheckpointFaults, of_ten_thousand_flipped_bits_every_one_in_a_tensor_is_named) {
