@@ -1,4 +1,4 @@
-"""Saves and loads torch's own files: crash-safe, checked, by asynchronous direct I/O.
+"""Saves and loads torch's own files and safetensors: crash-safe, checked, by direct I/O.
 
 >>> import tensorferry.checkpoint, torch
 >>> model = torch.nn.Linear(64, 64)
@@ -14,12 +14,13 @@ import logging
 import os
 import pickle
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.serialization import config
 
 from .._progress import Progress
+from .safetensors_file import load_safetensors_file, save_safetensors_file
 from .torch_layout import NotOurs
 from .torch_reader import MapLocation, load_torch_file
 from .torch_writer import save_torch_file
@@ -28,16 +29,22 @@ __all__ = ["load", "save"]
 
 _log = logging.getLogger("tensorferry")
 
+Format = Literal["torch", "safetensors"]
+
 
 def save(
     obj: object,
     path: str | os.PathLike[str],
     *,
+    format: Format | None = None,
     progress: Progress = None,
     pickle_module: ModuleType = pickle,
     pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
 ) -> None:
     """Writes what torch.save(obj, path) writes, byte for byte, and replaces the file as a whole.
+
+    A path that ends in ".safetensors", or format="safetensors", writes that format instead, with
+    checksums: `obj` is then a dict of names and tensors.
 
     The bytes go to a hidden file in the same folder, which takes the name `path` when all of them
     are on the drive. Until then the old file stays as it is. If the save fails, is interrupted or
@@ -53,6 +60,9 @@ def save(
         _log.info("save to a %s with torch.save: it is no path", type(path).__name__)
         torch.save(obj, path, pickle_module, pickle_protocol)
         return
+    if _is_safetensors(os.fspath(path), format):
+        save_safetensors_file(obj, os.fspath(path), progress)
+        return
     save_torch_file(obj, os.fspath(path), pickle_module, pickle_protocol, progress)
 
 
@@ -62,6 +72,7 @@ def load(
     weights_only: bool | None = True,
     mmap: bool | None = None,
     *,
+    format: Format | None = None,
     verify: bool = True,
     progress: Progress = None,
     pickle_module: ModuleType | None = None,
@@ -75,7 +86,8 @@ def load(
     OSError (EBADMSG) with the path, the record and the offset. `progress` is that of save().
 
     torch.load itself loads what is not a file of torch.save's zip format (file-like objects, older
-    formats, TorchScript, safetensors) and, with mmap=True, maps the file. The log says so.
+    formats, TorchScript) and, with mmap=True, maps the file. The log says so. A path that ends in
+    ".safetensors", or format="safetensors", is read as that: `map_location` is then one device.
     """
     options: dict[str, Any] = dict(weights_only=weights_only, **pickle_load_args)
     if pickle_module is not None:
@@ -88,9 +100,17 @@ def load(
         if mmap:
             raise NotOurs("it is to be mapped")
         name = os.fspath(path)
-        if name.endswith(".safetensors"):
-            raise NotOurs("it is a safetensors file")
+        if _is_safetensors(name, format):
+            return load_safetensors_file(name, map_location, verify, progress)
         return load_torch_file(name, map_location, verify, progress, **options)
     except NotOurs as reason:
         _log.info("load %s with torch.load: %s", path, reason)
     return torch.load(path, map_location=map_location, mmap=mmap, **options)
+
+
+def _is_safetensors(path: str, wanted: Format | None) -> bool:
+    if wanted is None:
+        return path.endswith(".safetensors")
+    if wanted not in ("torch", "safetensors"):
+        raise ValueError(f"format is {wanted!r}; it must be 'torch', 'safetensors' or None")
+    return wanted == "safetensors"
