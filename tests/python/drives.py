@@ -17,6 +17,7 @@ __all__ = [
     "loop_mount",
     "memory_mount",
     "overbooked_drive",
+    "power_cut_drive",
 ]
 
 
@@ -32,6 +33,12 @@ def memory_mount(place, size):
         yield point
     finally:
         unmount(point)
+
+
+def _shut_down(point, way):
+    descriptor = os.open(point, os.O_RDONLY)
+    fcntl.ioctl(descriptor, 0x8004587D, struct.pack("I", way))  # EXT4_IOC_SHUTDOWN, in no header
+    os.close(descriptor)
 
 
 class FailingDrive:
@@ -50,9 +57,7 @@ class FailingDrive:
 
     def end(self):
         """From now on everything gives EIO."""
-        point = os.open(self.point, os.O_RDONLY)
-        fcntl.ioctl(point, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN, in no header
-        os.close(point)
+        _shut_down(self.point, 2)
 
     def recover(self):
         os.truncate(self._image, max(self._bytes, os.path.getsize(self._image)))
@@ -66,6 +71,30 @@ def failing_drive(place, size="256M"):
             yield drive
         finally:
             drive.recover()
+
+
+class PowerCutDrive:
+    """An ext4 on a loop device whose power a test can cut."""
+
+    def __init__(self, point, image):
+        self.point = point
+        self._image = image
+
+    def cut(self, journal):
+        """What the file system has not put into its journal is lost, and with "lost" also what
+        has not left memory of the journal. Until again() everything gives EIO."""
+        _shut_down(self.point, {"flushed": 1, "lost": 2}[journal])
+
+    def again(self):
+        """Mounts the file system anew, which replays its journal."""
+        unmount(self.point)
+        subprocess.run(["mount", "-o", "loop", self._image, self.point], check=True)
+
+
+@contextmanager
+def power_cut_drive(place, size="64M"):
+    with loop_mount(place, size=size) as point:
+        yield PowerCutDrive(point, place / "ext4.img")
 
 
 def fill_up(path):
