@@ -131,6 +131,11 @@ class TENSORFERRY_EXPORT NewFile {
   [[nodiscard]] const File& file() const noexcept;         // for writing
   [[nodiscard]] const std::string& path() const noexcept;  // the name that it will have
 
+  // Takes space for a file of so many bytes and makes it that long, which the caller then fills.
+  // Without it every write at the end makes the file longer, and waits for those before it. Where
+  // space cannot be taken ahead, or is too little, it does nothing: the writes tell.
+  void reserve(std::uint64_t bytes);
+
   // Syncs the file, gives it its name and syncs the directory. All writes must be done before. When
   // it returns, the new file is on the drive. When it throws Error, the name may belong to the new
   // file only if the last sync failed; else everything is as before.

@@ -231,6 +231,17 @@ commit() makes the file durable and gives it its name; without it, nothing is le
           "file", [](const PyNewFile& self) { return self.file; },
           nb::sig("def file(self) -> File"), "The hidden file, for writing.")
       .def_prop_ro("path", [](const PyNewFile& self) { return path_text(self.path); })
+      .def(
+          "reserve",
+          [](PyNewFile& self, nb::handle bytes) {
+            const std::uint64_t wanted = to_bytes(bytes, "bytes", "reserve");
+            NewFile& file = self.get();
+            const GilRelease released;
+            file.reserve(wanted);
+          },
+          nb::arg("bytes"), nb::sig("def reserve(self, bytes: int) -> None"),
+          "Takes space for a file of so many bytes, all of which must be written. Several writes "
+          "to one file are faster then.")
       .def("commit", &PyNewFile::commit,
            "Syncs the file, gives it its name and syncs the directory. All writes must be done.")
       .def("discard", &PyNewFile::discard, "Removes the hidden file, unless it was committed.")

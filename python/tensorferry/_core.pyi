@@ -537,6 +537,11 @@ class NewFile:
     @property
     def path(self) -> str: ...
 
+    def reserve(self, bytes: int) -> None:
+        """
+        Takes space for a file of so many bytes, all of which must be written. Several writes to one file are faster then.
+        """
+
     def commit(self) -> None:
         """
         Syncs the file, gives it its name and syncs the directory. All writes must be done.

@@ -1,4 +1,5 @@
 #include "checkpoint/hidden_file.h"
+#include "files/open_file.h"
 #include "tensorferry/checkpoint.h"
 
 namespace tensorferry {
@@ -14,6 +15,7 @@ NewFile NewFile::create(const std::string& path, unsigned permissions) {
 
 const File& NewFile::file() const noexcept { return hidden_->file(); }
 const std::string& NewFile::path() const noexcept { return hidden_->path(); }
+void NewFile::reserve(std::uint64_t bytes) { hidden_->file().opened()->reserve(0, bytes, 0); }
 void NewFile::commit() { hidden_->commit().or_throw(); }
 
 }  // namespace tensorferry

@@ -35,6 +35,28 @@ def test_without_commit_nothing_is_left(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_reserved_file_has_its_length_and_space_before_it_is_written(tmp_path):
+    path = tmp_path / "model"
+    data = os.urandom(5 << 20)
+    with Handle() as handle, NewFile(path) as new:
+        new.reserve(len(data))
+        facts = os.stat(new.file.path)
+        if new.file.direct:
+            assert facts.st_size == len(data) and facts.st_blocks * 512 >= len(data)
+        handle.write_now(data, new.file)
+        new.commit()
+    assert path.read_bytes() == data
+
+
+def test_space_that_is_not_there_is_not_reserved(tmp_path):
+    with NewFile(tmp_path / "model") as new:
+        new.reserve(1 << 60)
+        assert new.file.size == 0
+    for wrong in (-1, "many"):
+        with NewFile(tmp_path / "model") as new, pytest.raises((InvalidArgument, TypeError)):
+            new.reserve(wrong)
+
+
 def test_a_new_file_has_the_permissions_asked_for_or_those_of_the_old_one(tmp_path):
     path = tmp_path / "model"
     with NewFile(path, permissions=0o640) as new:

@@ -30,6 +30,7 @@ def save_torch_file(
     with NewFile(path) as new:
         skeleton = make_skeleton(obj, path, pickle_module, pickle_protocol)
         report = ProgressReport(progress, "save", skeleton.bytes)
+        new.reserve(skeleton.bytes)
         for done in _write(new.file, skeleton):
             report.update(done)
         new.commit()
