@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "base/alignment.h"
 #include "os/system.h"
 #include "support/pattern.h"
 #include "support/temp_dir.h"
@@ -75,6 +76,21 @@ TEST_F(HiddenFileTest, leaves_the_old_file_alone_until_then) {
   write(target, "new");
   target.commit();
   EXPECT_EQ(text_of(path), "new");
+}
+
+TEST_F(HiddenFileTest, has_its_space_before_its_bytes_if_that_is_reserved) {
+  constexpr std::uint64_t bytes = 3 * MiB;
+  NewFile target = NewFile::create(path);
+  if (!target.file().direct()) GTEST_SKIP() << "the file system has no direct I/O";
+  target.reserve(bytes);
+  EXPECT_EQ(target.file().size(), bytes);
+  EXPECT_EQ(std::filesystem::file_size(target.file().path()), bytes);
+  write(target, "new");
+  target.commit();
+  EXPECT_EQ(std::filesystem::file_size(path), bytes);
+  NewFile too_long = NewFile::create(path);
+  too_long.reserve(std::uint64_t{1} << 60);
+  EXPECT_EQ(too_long.file().size(), 0U) << "writes tell that there is no space";
 }
 
 TEST_F(HiddenFileTest, passes_on_the_mode_of_the_file_it_replaces) {
