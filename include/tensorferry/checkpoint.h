@@ -198,6 +198,11 @@ inline constexpr std::uint64_t checksum_piece_bytes = 64 * 1024;
 make_safetensors_header(std::span<const TensorWrite> tensors, const SafetensorsOptions& options,
                         std::span<const std::vector<std::uint64_t>> pieces = {});
 
+// The checksum of a chunk of a tensor: of 16 MiB from the start of the tensor on, or of what is
+// left at its end.
+[[nodiscard]] TENSORFERRY_EXPORT std::uint64_t safetensors_checksum(
+    std::span<const std::byte> chunk);
+
 struct SafetensorsContents {
   std::vector<TensorInfo> tensors;  // by offset
   std::optional<std::map<std::string, std::string>> metadata;

@@ -7,6 +7,7 @@
 #include "bindings.h"
 #include "buffer.h"
 #include "gil_release.h"
+#include "tensorferry/checkpoint.h"
 
 namespace tensorferry::python {
 
@@ -114,6 +115,15 @@ void bind_checksums(nb::module_& module) {
       .def("end", &PieceChecksums::end, "Ends the piece that is under way, the last one.")
       .def_prop_ro("whole", &PieceChecksums::whole, "Of all pieces that have ended.")
       .def_prop_ro("pieces", &PieceChecksums::pieces);
+  module.def(
+      "safetensors_checksum",
+      [](nb::handle chunk) {
+        const Buffer memory(chunk, Use::take);
+        const GilRelease released;
+        return safetensors_checksum(memory.bytes());
+      },
+      nb::arg("chunk").none(), nb::sig("def safetensors_checksum(chunk: object) -> int"),
+      "Returns the checksum of 16 MiB of a tensor, or of what is left at its end.");
 }
 
 }  // namespace tensorferry::python

@@ -12,6 +12,8 @@
 #include <tuple>
 #include <utility>
 
+#include "tensorferry/checkpoint.h"
+
 namespace tensorferry::checkpoint {
 
 namespace {
@@ -153,6 +155,11 @@ std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes)
     bytes = bytes.subspan(piece.size());
   }
   return pieces;
+}
+
+std::uint64_t safetensors_checksum(std::span<const std::byte> chunk) {
+  const std::vector<std::uint64_t> pieces = checksums_of_pieces(chunk);
+  return XXH3_64bits(pieces.data(), pieces.size() * sizeof(std::uint64_t));
 }
 
 }  // namespace tensorferry

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -231,6 +233,22 @@ TEST_F(SafetensorsTest, every_flipped_bit_in_a_tensor_is_found_and_named) {
       EXPECT_NE(error.hint().find(tensor.name), std::string::npos) << error.what();
     }
   }
+}
+
+TEST_F(SafetensorsTest, the_checksum_of_a_chunk_is_the_one_in_the_file) {
+  add("large", DType::u8, {16 * MiB + 65'537});
+  save();
+  const auto bytes = tensors.front().memory.bytes();
+  std::string digits;
+  for (const auto chunk : {bytes.first(16 * MiB), bytes.subspan(16 * MiB)}) {
+    std::array<char, 17> text{};
+    std::snprintf(text.data(), text.size(), "%016llx",
+                  static_cast<unsigned long long>(safetensors_checksum(chunk)));
+    digits += text.data();
+  }
+  const auto whole = support::read_whole_file(path);
+  const std::string head(reinterpret_cast<const char*>(whole.data()), 4096);
+  EXPECT_NE(head.find(digits), std::string::npos) << digits << " in " << head;
 }
 
 TEST_F(SafetensorsTest, a_tensor_that_is_whole_is_read_beside_a_damaged_one) {
