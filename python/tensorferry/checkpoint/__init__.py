@@ -13,17 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch.utils.serialization import config
-
-from .._progress import Progress
-from .safetensors_file import load_safetensors_file, save_safetensors_file
+# Not torch: who only looks where the bytes of a file are does not need it.
 from .torch_layout import NotOurs
-from .torch_reader import MapLocation, load_torch_file
-from .torch_writer import save_torch_file
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from .._progress import Progress
+    from .torch_reader import MapLocation
 
 __all__ = ["load", "save"]
 
@@ -39,7 +39,7 @@ def save(
     format: Format | None = None,
     progress: Progress = None,
     pickle_module: ModuleType = pickle,
-    pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
+    pickle_protocol: int = 2,  # torch.serialization.DEFAULT_PROTOCOL
 ) -> None:
     """Writes what torch.save(obj, path) writes, byte for byte, and replaces the file as a whole.
 
@@ -56,6 +56,11 @@ def save(
 
     A file-like object goes to torch.save.
     """
+    import torch
+
+    from .safetensors_file import save_safetensors_file
+    from .torch_writer import save_torch_file
+
     if not isinstance(path, (str, os.PathLike)):
         _log.info("save to a %s with torch.save: it is no path", type(path).__name__)
         torch.save(obj, path, pickle_module, pickle_protocol)
@@ -89,6 +94,12 @@ def load(
     formats, TorchScript) and, with mmap=True, maps the file. The log says so. A path that ends in
     ".safetensors", or format="safetensors", is read as that: `map_location` is then one device.
     """
+    import torch
+    from torch.utils.serialization import config
+
+    from .safetensors_file import load_safetensors_file
+    from .torch_reader import load_torch_file
+
     options: dict[str, Any] = dict(weights_only=weights_only, **pickle_load_args)
     if pickle_module is not None:
         options["pickle_module"] = pickle_module

@@ -12,8 +12,6 @@ import struct
 import sys
 from typing import NamedTuple
 
-import torch
-
 from .._core import crc32
 from .zip_archive import (
     LOCAL_HEADER_BYTES,
@@ -78,6 +76,17 @@ class TorchLayout:
         """Returns bytes of the file: fewer at its end."""
         return read_bytes(self._descriptor, offset, count)
 
+    def data(self, name: str) -> bytes:
+        """Returns the bytes of a small record, "data.pkl", if they have their checksum."""
+        record = self._by_name[self._folder + name]
+        if not record.stored:
+            raise NotOurs(f"its record {name} is compressed")
+        offset = self._data_offset(record)
+        data = self.read(offset, record.size)
+        if self.has_crcs and crc32(data) != record.crc:
+            raise wrong_checksum(self._path, record.name, offset, record.size)
+        return data
+
     def check_records(self) -> None:
         """Compares the checksums of all records but those in `places`."""
         elsewhere = {place.name for place in self.places}
@@ -104,6 +113,8 @@ class TorchLayout:
     def _check_byte_order(self) -> None:
         record = self._by_name.get(self._folder + "byteorder")
         if record is None:
+            import torch
+
             other = torch.serialization.LoadEndianness.BIG
             if torch.serialization.get_default_load_endianness() == other:
                 raise NotOurs("its numbers are in big-endian order")

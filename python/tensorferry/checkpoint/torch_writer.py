@@ -5,9 +5,9 @@ The thread that saves computes the checksums of a window and then starts to writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ def save_torch_file(
         skeleton = make_skeleton(obj, path, pickle_module, pickle_protocol)
         report = ProgressReport(progress, "save", skeleton.bytes)
         new.reserve(skeleton.bytes)
-        for done in _write(new.file, skeleton):
+        for done in write_skeleton(new.file, skeleton):
             report.update(done)
         new.commit()
 
@@ -41,8 +41,16 @@ class _Window(NamedTuple):
     host: torch.Tensor | None  # memory for what comes from other devices
 
 
-def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
-    """Writes the skeleton with its storages, and yields how many bytes are written so far."""
+def write_skeleton(
+    file: File,
+    skeleton: Skeleton,
+    memory_of: Callable[[torch.UntypedStorage], Any] = as_bytes,
+) -> Iterator[int]:
+    """Writes the skeleton with its storages, and yields how many bytes are written so far.
+
+    `memory_of` returns what has the length of a storage, and whose slices are tensors of bytes;
+    they are asked for once, in the order of the file.
+    """
     handle = shared_handle()
     checksums = _Checksums(skeleton)
     hosts: list[torch.Tensor] = []  # that no window uses
@@ -54,7 +62,7 @@ def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
                 hosts.append(window.host)
             return window.end
 
-        for pieces in cut(_parts(skeleton), WINDOW_BYTES):
+        for pieces in cut(_parts(skeleton, memory_of), WINDOW_BYTES):
             if len(under_way) == WINDOWS:
                 yield finish_oldest()
             host = None
@@ -69,12 +77,12 @@ def _write(file: File, skeleton: Skeleton) -> Iterator[int]:
             yield finish_oldest()
 
 
-def _parts(skeleton: Skeleton) -> Iterator[Part]:
+def _parts(skeleton: Skeleton, memory_of: Callable[[torch.UntypedStorage], Any]) -> Iterator[Part]:
     for number, (begin, gap) in enumerate(skeleton.gaps):
         yield Part(begin, memoryview(gap), None)
         if number < len(skeleton.storages):
             offset, storage = skeleton.storages[number]
-            yield Part(offset, as_bytes(storage), number)
+            yield Part(offset, memory_of(storage), number)
 
 
 class _Checksums:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +22,20 @@ from .tensor_frame import TensorFrame
 
 FRAME_BYTES = 6 << 10  # around a tensor, at most; more if it has over 100 MiB
 
+class LateTensor(NamedTuple):
+    """A tensor whose bytes come when they are written.
+
+    `memory` has its length, and slices of it, which are asked for from front to back, are tensors
+    of bytes.
+    """
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    memory: Any
+
+
 # An item as its planner has it: the bytes of an object, or a tensor.
-Item = Callable[[], "io.BytesIO | torch.Tensor"]
+Item = Callable[[], "io.BytesIO | torch.Tensor | LateTensor"]
 
 
 class Extent(NamedTuple):
@@ -97,7 +109,7 @@ class _Stream:
         for item in self._items:
             begin, data = at, item()
             frame = None
-            if isinstance(data, torch.Tensor) and _plain(data):
+            if isinstance(data, LateTensor) or (isinstance(data, torch.Tensor) and _plain(data)):
                 frame = TensorFrame(data.dtype, data.shape, begin)
             for part in self._parts_of(data, begin, frame):
                 at = part.offset + len(part.memory)
@@ -105,7 +117,10 @@ class _Stream:
             self._extents.append(Extent(begin, at - begin, frame))
 
     def _parts_of(
-        self, data: io.BytesIO | torch.Tensor, at: int, frame: TensorFrame | None
+        self,
+        data: io.BytesIO | torch.Tensor | LateTensor,
+        at: int,
+        frame: TensorFrame | None,
     ) -> Iterator[Part]:
         if isinstance(data, torch.Tensor) and frame is None:
             saved = io.BytesIO()
@@ -119,7 +134,8 @@ class _Stream:
         if frame.tensor_bytes:
             number = len(self._frames)
             self._frames.append(frame)
-            yield Part(at + len(frame.head), bytes_of(data), number)
+            memory = data.memory if isinstance(data, LateTensor) else bytes_of(data)
+            yield Part(at + len(frame.head), memory, number)
         yield Part(at + len(frame.head) + frame.tensor_bytes, memoryview(frame.tail), None)
 
 
