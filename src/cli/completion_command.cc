@@ -26,14 +26,25 @@ std::vector<const CLI::App*> commands_of(const CLI::App& program) {
       [](const CLI::App* command) { return !command->get_name().empty(); });
 }
 
+// What completes words after these: commands of its own first, then flags.
+std::string bash_case(const std::string& words, const CLI::App& command) {
+  std::vector<std::string> offered;
+  for (const CLI::App* part : commands_of(command)) offered.push_back(part->get_name());
+  for (const std::string& flag : flags_of(command)) offered.push_back(flag);
+  return fmt::format("    {}) words=\"{}\" ;;\n", words, joined(offered));
+}
+
 // zsh reads bash's completions through bashcompinit.
 std::string bash_script(const CLI::App& program) {
   std::vector<std::string> names;
   std::string cases;
+  std::string parts;  // of commands that have commands of their own
   for (const CLI::App* command : commands_of(program)) {
     names.push_back(command->get_name());
-    cases +=
-        fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), joined(flags_of(*command)));
+    cases += bash_case(command->get_name(), *command);
+    for (const CLI::App* part : commands_of(*command)) {
+      parts += bash_case(command->get_name() + "\\ " + part->get_name(), *part);
+    }
   }
   return fmt::format(R"(_tensorferry() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
@@ -41,16 +52,19 @@ std::string bash_script(const CLI::App& program) {
     --polling) COMPREPLY=($(compgen -W "off submission completion" -- "$word")); return ;;
     --engine) COMPREPLY=($(compgen -W "auto io_uring libaio threads gds" -- "$word")); return ;;
     --objective) COMPREPLY=($(compgen -W "read write balanced latency" -- "$word")); return ;;
+    --to) COMPREPLY=($(compgen -W "safetensors torch dcp" -- "$word")); return ;;
   esac
   case ${{COMP_WORDS[1]}} in
 {}    *) words="{} --help --version" ;;
   esac
+  [[ $COMP_CWORD -lt 3 ]] || case "${{COMP_WORDS[1]}} ${{COMP_WORDS[2]}}" in
+{}  esac
   COMPREPLY=($(compgen -W "$words" -- "$word"))
   [[ ${{#COMPREPLY[@]}} -gt 0 || $word == -* ]] || COMPREPLY=($(compgen -f -- "$word"))
 }}
 complete -o filenames -F _tensorferry tensorferry
 )",
-                     cases, joined(names));
+                     cases, joined(names), parts);
 }
 
 std::string fish_script(const CLI::App& program) {
@@ -61,6 +75,17 @@ std::string fish_script(const CLI::App& program) {
     for (const std::string& flag : flags_of(*command)) {
       text += fmt::format("complete -c tensorferry -n '__fish_seen_subcommand_from {}' -l {}\n",
                           command->get_name(), flag.substr(2));
+    }
+    for (const CLI::App* part : commands_of(*command)) {
+      text +=
+          fmt::format("complete -c tensorferry -n '__fish_seen_subcommand_from {}' -a {} -d '{}'\n",
+                      command->get_name(), part->get_name(), part->get_description());
+      for (const std::string& flag : flags_of(*part)) {
+        text += fmt::format(
+            "complete -c tensorferry -n '__fish_seen_subcommand_from {}; and "
+            "__fish_seen_subcommand_from {}' -l {}\n",
+            command->get_name(), part->get_name(), flag.substr(2));
+      }
     }
   }
   return text;

@@ -25,6 +25,7 @@ Examples:
   tensorferry doctor /mnt/nvme                 is this drive set up well?
   tensorferry bench --nvme-path /mnt/nvme      how fast is it for tensors?
   tensorferry tune /mnt/nvme                   which settings are best for it?
+  tensorferry checkpoint inspect model.safetensors   which tensors are in it?
   tensorferry bench --json results.json && tensorferry report results.json -o report.html
 
 `tensorferry COMMAND --help` explains a command.
@@ -55,6 +56,7 @@ std::string unknown(const char* kind, const std::string& word,
 std::string find_unknown(const CLI::App& program, const std::vector<std::string>& words) {
   const CLI::App* app = &program;
   for (const std::string& word : words) {
+    const bool has_commands = !app->get_subcommands({}).empty();
     if (word == "--") break;
     // Most likely an unset variable of a shell.
     if (word.empty() || (word.starts_with("--") && word.ends_with("="))) {
@@ -64,19 +66,22 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
       const std::string name = word.substr(0, word.find('='));
       const auto known = flags_of(*app);
       if (std::ranges::find(known, name) == known.end()) return unknown("flag", name, known);
-    } else if (app == &program && !word.starts_with("-")) {
-      app = command_named(program, word);
-      if (app == nullptr) return unknown("command", word, commands_of(program));
+    } else if (has_commands && !word.starts_with("-")) {
+      const CLI::App* named = command_named(*app, word);
+      if (named == nullptr) return unknown("command", word, commands_of(*app));
+      app = named;
     }
   }
-  return app == &program && words.empty()
-             ? "give a command: bench, sweep, tune, doctor, verify or report"
-             : "";
+  if (words.empty()) {
+    return "give a command: bench, sweep, tune, doctor, verify, checkpoint or report";
+  }
+  return "";
 }
 
 // The last one of a repeated flag counts, as people expect who append to an earlier line.
 void let_the_last_one_count(CLI::App& program) {
   for (CLI::App* command : program.get_subcommands({})) {
+    let_the_last_one_count(*command);
     for (CLI::Option* option : command->get_options()) {
       if (option->get_expected_max() == 1 && option->get_lnames().size() == 1) {
         option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -85,11 +90,22 @@ void let_the_last_one_count(CLI::App& program) {
   }
 }
 
-int complain(const std::vector<std::string>& words, const std::string& message) {
-  const bool in_command = !words.empty() && !words.front().starts_with("-");
-  const std::string name = in_command ? "tensorferry " + words.front() : "tensorferry";
-  fmt::print(stderr, "{}: {}\n`{} --help` lists the possibilities.\n", name, message,
-             message.starts_with("unknown command") ? "tensorferry" : name);
+// "tensorferry checkpoint verify": as far as the words name commands.
+std::string command_line_of(const CLI::App& program, const std::vector<std::string>& words) {
+  std::string name = "tensorferry";
+  const CLI::App* app = &program;
+  for (const std::string& word : words) {
+    app = command_named(*app, word);
+    if (app == nullptr) break;
+    name += " " + word;
+  }
+  return name;
+}
+
+int complain(const CLI::App& program, const std::vector<std::string>& words,
+             const std::string& message) {
+  const std::string name = command_line_of(program, words);
+  fmt::print(stderr, "{}: {}\n`{} --help` lists the possibilities.\n", name, message, name);
   return exit_usage;
 }
 
@@ -100,12 +116,13 @@ int run(const std::vector<std::string>& arguments) {
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
   program.require_subcommand(1);
   const std::vector<Command> commands{
-      add_bench(program),  add_sweep(program),  add_point(program),  add_tune(program),
-      add_doctor(program), add_verify(program), add_report(program), add_completion(program)};
+      add_bench(program),      add_sweep(program),  add_point(program),
+      add_tune(program),       add_doctor(program), add_verify(program),
+      add_checkpoint(program), add_report(program), add_completion(program)};
   let_the_last_one_count(program);
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {
-    return complain(words, problem);
+    return complain(program, words, problem);
   }
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // CLI11 parses from the back
@@ -113,7 +130,7 @@ int run(const std::vector<std::string>& arguments) {
   } catch (const CLI::Success& asked) {
     return program.exit(asked);  // --help and --version
   } catch (const CLI::ParseError& error) {
-    return complain(words, error.what());
+    return complain(program, words, error.what());
   }
   const auto chosen =
       std::ranges::find_if(commands, [](const Command& command) { return command.app->parsed(); });

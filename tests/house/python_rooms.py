@@ -17,7 +17,7 @@ LAYERS = [
     {"offload", "optim", "safetensors", "snapshot"},
     {"checkpoint"},
     {"dcp"},
-    {"_config"},
+    {"_config", "inspection"},
     {"plan", "transformers"},
     {"_at_start", "__init__"},
 ]

@@ -1,0 +1,7 @@
+"""python -m tensorferry.inspection"""
+
+import sys
+
+from .program import main
+
+sys.exit(main())

@@ -1,0 +1,58 @@
+"""Opens safetensors files, and sets of them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+from .._core import File, SafetensorsFile
+from .tensors import Check, Checkpoint, Piece, Stretch, Tensor, row_major
+
+# The entry of a file's metadata that has the checksums of its tensors: 16 hex digits for each
+# CHUNK_BYTES.
+CHECKSUMS = "tensorferry.xxh3"
+CHUNK_BYTES = 16 << 20
+_DIGITS = 16
+
+
+def open_safetensors(path: str, shown: str) -> Checkpoint:
+    """Opens a file, or the set that an index names."""
+    opened = SafetensorsFile(path)
+    paths = [file.path for file in opened.files]
+    digests = [_digests(file) for file in opened.files]
+    tensors, checks = [], []
+    for name, dtype, shape, number, offset, count in opened.tensors:
+        size = tuple(shape)
+        digits = digests[number].get(name, "")
+        if len(digits) != _DIGITS * -(-count // CHUNK_BYTES):
+            digits = ""
+        pieces = (Piece(paths[number], offset, (0,) * len(size), size, row_major(size)),)
+        tensors.append(Tensor(name, dtype, size, pieces, f"xxh3:{digits}" if digits else None))
+        if count:
+            expected = [int(digits[at : at + _DIGITS], 16) for at in range(0, len(digits), _DIGITS)]
+            place = Stretch(paths[number], offset, count)
+            checks.append(Check(name, place, xxh3=tuple(expected)))
+
+    def all_checks() -> Iterator[Check]:
+        return iter(checks)
+
+    return Checkpoint(shown, "safetensors", tensors, all_checks, metadata=opened.metadata or {})
+
+
+def _digests(file: File) -> dict[str, str]:
+    """The checksums in the header of a file, which has been read before and is sound."""
+    with open(file.path, "rb") as header:
+        (length,) = struct.unpack("<Q", header.read(8))
+        metadata = json.loads(header.read(length)).get("__metadata__") or {}
+    try:
+        found = json.loads(metadata.get(CHECKSUMS, "{}"))
+        if not isinstance(found, dict):
+            return {}
+        return {name: digits for name, digits in found.items() if _is_hex(digits)}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _is_hex(digits: object) -> bool:
+    return isinstance(digits, str) and all(digit in "0123456789abcdef" for digit in digits)
