@@ -18,8 +18,9 @@ struct CheckpointArguments {
 };
 
 constexpr const char* checkpoint_footer =
-    R"(Checkpoints are safetensors files, their *.index.json or
-folders, files of torch.save, and folders of torch.distributed.checkpoint.
+    R"(
+Checkpoints are safetensors files, sets of them by their *.index.json or their folder, files of
+torch.save, and folders of torch.distributed.checkpoint.
 Exit status: 0 done and sound or equal, 1 damaged, different or failed, 2 wrong usage.
 
 Examples:
@@ -42,9 +43,10 @@ Examples:
   tensorferry checkpoint verify model.pt step-1000/
 )";
 
-constexpr const char* convert_footer = R"(The target is a safetensors file if its name ends in
-.safetensors, a file of torch.save if it ends in .pt, .pth, .bin or .ckpt, and else a folder of
-torch.distributed.checkpoint. It is replaced as a whole when all bytes are on the drive.
+constexpr const char* convert_footer =
+    R"(The target is a safetensors file if its name ends in .safetensors, a file of torch.save if it
+ends in .pt, .pth, .bin or .ckpt, and a folder of torch.distributed.checkpoint if it has no ending.
+It is replaced as a whole when all bytes are on the drive.
 
 Examples:
   tensorferry checkpoint convert model.pt model.safetensors

@@ -25,7 +25,7 @@ Examples:
   tensorferry doctor /mnt/nvme                 is this drive set up well?
   tensorferry bench --nvme-path /mnt/nvme      how fast is it for tensors?
   tensorferry tune /mnt/nvme                   which settings are best for it?
-  tensorferry checkpoint inspect model.safetensors   which tensors are in it?
+  tensorferry checkpoint inspect model.pt      which tensors are in it?
   tensorferry bench --json results.json && tensorferry report results.json -o report.html
 
 `tensorferry COMMAND --help` explains a command.

@@ -22,6 +22,8 @@ try:
 except ImportError as error:
     sys.exit("tensorferry %s: %s: the Python package does this; to install it, run "
              "`%s -m pip install %s` in a checkout" % (command, error, sys.executable, install))
+except KeyboardInterrupt:
+    sys.exit("tensorferry %s: interrupted" % command)
 sys.exit(main(sys.argv[3:]))
 )";
 

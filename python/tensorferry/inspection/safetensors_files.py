@@ -18,7 +18,13 @@ _DIGITS = 16
 
 def open_safetensors(path: str, shown: str) -> Checkpoint:
     """Opens a file, or the set that an index names."""
-    opened = SafetensorsFile(path)
+    try:
+        opened = SafetensorsFile(path)
+    except OSError as error:
+        if error.filename not in (None, path):
+            hint = getattr(error, "hint", "") or error.strerror
+            error.hint = f"{hint}; the index {path} names it"  # type: ignore[attr-defined]
+        raise
     paths = [file.path for file in opened.files]
     digests = [_digests(file) for file in opened.files]
     tensors, checks = [], []

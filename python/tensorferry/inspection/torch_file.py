@@ -20,7 +20,7 @@ from .tensors import Check, Checkpoint, Piece, StoredObject, Stretch, Tensor, Un
 
 _DEPTH_MAX = 200
 # A file of a few bytes could describe a tree without end.
-_NODES_MAX = 1_000_000
+_NODES_MAX = 100_000
 
 
 def open_torch_file(path: str) -> Checkpoint:
