@@ -6,7 +6,19 @@ import subprocess
 import pytest
 from ferry_program import PROGRAM, ROOT
 
-COMMANDS = ["bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion"]
+COMMANDS = [
+    "bench",
+    "sweep",
+    "point",
+    "tune",
+    "doctor",
+    "verify",
+    "checkpoint",
+    "report",
+    "completion",
+]
+# Those whose page has another name.
+PAGES = {"point": "sweep.md", "checkpoint": "checkpoint_command.md"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -64,19 +76,26 @@ def test_bash_completes_commands_and_flags(ferry):
     assert complete(script, "tensorferry", "bench", "--que") == ["--queue-depth"]
     assert complete(script, "tensorferry", "bench", "--engine", "lib") == ["libaio"]
     assert complete(script, "tensorferry", "tune", ".", "--objective", "lat") == ["latency"]
+    assert complete(script, "tensorferry", "checkpoint", "ver") == ["verify"]
+    convert = ["tensorferry", "checkpoint", "convert"]
+    assert complete(script, *convert, "--with") == ["--without-objects"]
+    assert complete(script, *convert, "--to", "d") == ["dcp"]
 
 
 def flags_of(ferry, command):
-    """As the shell completion lists them."""
-    (line,) = re.findall(
-        rf'^    {command}\) words="(.*)" ;;$', ferry("completion", "bash").stdout, re.MULTILINE
+    """As the shell completion lists them, with those of its own commands."""
+    lines = re.findall(
+        rf'^    {command}(?:\\ \w+)?\) words="(.*)" ;;$',
+        ferry("completion", "bash").stdout,
+        re.MULTILINE,
     )
-    return set(line.split()) - {"--help"}
+    words = {word for line in lines for word in line.split() if word.startswith("--")}
+    return words - {"--help"}
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one != "completion"])
 def test_the_documents_name_every_flag_and_no_other(ferry, command):
-    page = ROOT / "docs" / ("sweep.md" if command == "point" else f"{command}.md")
+    page = ROOT / "docs" / PAGES.get(command, f"{command}.md")
     written = {
         flag.replace("_", "-")
         for flag in re.findall(r"`[^`\n]*?(--[a-z][a-z_-]*)", page.read_text())

@@ -171,9 +171,10 @@ def _text(left: Checkpoint, right: Checkpoint, found: list[Difference]) -> str:
     if found:
         titles = ("tensor", "differs in", "elements", "largest difference", "at")
         lines += [table(titles, [_row(one) for one in found], "elements"), ""]
+        equal = len(names) - len(found)
         lines.append(
             f"{len(found)} of {plural(len(names), 'tensor')} differ; "
-            f"{len(names) - len(found)} are equal, bit by bit."
+            f"{equal} {'is' if equal == 1 else 'are'} equal, bit by bit."
         )
     else:
         total = size_text(left.bytes)
