@@ -15,7 +15,17 @@ import pytest
 from house import ROOT, run
 
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
-COMMANDS = ("bench", "sweep", "point", "tune", "doctor", "verify", "report", "completion")
+COMMANDS = (
+    "bench",
+    "sweep",
+    "point",
+    "tune",
+    "doctor",
+    "verify",
+    "checkpoint",
+    "report",
+    "completion",
+)
 
 
 @pytest.fixture(scope="session")
