@@ -5,6 +5,7 @@ tensorferry where that adds checksums. check() compares a file with the tensors 
 the makers' own readers.
 """
 
+import functools
 import json
 import sys
 import warnings
@@ -58,7 +59,8 @@ def make(place):
     torch.save({**training, "step": 7, "betas": (0.9, 0.95)}, place / "training.pt")
     torch.save(torch.nn.Linear(2, 2), place / "module.pt")
     torch.save(tensors, place / "old.pt", _use_new_zipfile_serialization=False)
-    make_set(place / "set", packed)
+    make_set(place / "set", packed, ".safetensors", functools.partial(save_file, checksums=True))
+    make_set(place / "torch_set", tensors, ".bin", torch.save)
     changed = {name: tensor.clone() for name, tensor in packed.items()}
     changed["model.large"][700, 3000] += 0.5
     changed["model.large"][1, 1] += 0.25
@@ -69,16 +71,17 @@ def make(place):
     safetensors.torch.save_file(changed, place / "changed.safetensors")
 
 
-def make_set(folder, tensors):
+def make_set(folder, tensors, ending, save):
+    """Two files, and an index as transformers writes it."""
     folder.mkdir()
     files = {}
     for number, name in enumerate(tensors):
-        files.setdefault(f"model-{number % 2 + 1}-of-2.safetensors", {})[name] = tensors[name]
+        files.setdefault(f"model-{number % 2 + 1}-of-2{ending}", {})[name] = tensors[name]
     for file, inside in files.items():
-        save_file(inside, folder / file, checksums=True)
+        save(inside, folder / file)
     weight_map = {name: file for file, inside in files.items() for name in inside}
     index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / f"model{ending}.index.json").write_text(json.dumps(index))
 
 
 def load(path):

@@ -81,13 +81,11 @@ def test_inspect_and_verify_of_files_do_not_wait_for_torch(ferry, made, without_
 
 
 def test_all_formats_show_the_same_tensors(ferry, made):
-    names = ["model.safetensors", "plain.safetensors", "set", "model.pt", "theirs", "ours"]
+    safetensors = ["model.safetensors", "plain.safetensors", "set"]
+    names = [*safetensors, "model.pt", "torch_set", "theirs", "ours"]
     shown = json.loads(ferry("checkpoint", "inspect", "--json", *(made / n for n in names)).stdout)
-    assert [one["format"] for one in shown["checkpoints"]] == ["safetensors"] * 3 + [
-        "torch",
-        "dcp",
-        "dcp",
-    ]
+    formats = [one["format"] for one in shown["checkpoints"]]
+    assert formats == ["safetensors"] * 3 + ["torch"] * 2 + ["dcp"] * 2
     facts = [
         sorted((t["name"], t["dtype"], t["shape"], t["bytes"]) for t in one["tensors"])
         for one in shown["checkpoints"]
@@ -194,9 +192,28 @@ def test_damage_is_named_and_ends_with_1(ferry, made):
 DAMAGED = ["model.safetensors", "set", "model.pt", "ours"]
 
 
-def test_a_file_without_checksums_is_not_called_sound(ferry, made):
+def test_only_what_has_checksums_is_called_sound(ferry, made):
     said = ferry("checkpoint", "verify", made / "plain.safetensors").stdout
     assert "has no checksums" in said and "sound" not in said
+    header = (made / "model.safetensors").read_bytes()
+    at = header.index(b"tensorferry.xxh3")
+    digits = at + re.search(rb"[0-9a-f]{16}", header[at:]).start()
+    (ferry.place / "m.safetensors").write_bytes(header[:digits] + b"g" + header[digits + 1 :])
+    said = ferry("checkpoint", "verify", "m.safetensors", code=1).stdout
+    assert "its checksums (tensorferry.xxh3) are not those of its tensors" in said
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure(ferry, made):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, "checkpoint", "inspect", made / "model.safetensors"],
+            env=ferry.env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "tensorferry: could not write all of the output\n"
 
 
 def test_compare_says_what_differs_where_and_by_how_much(ferry, made):
@@ -232,9 +249,9 @@ def hostile_files(made, place):
     """Files that are wrong on purpose."""
     whole = (made / "model.pt").read_bytes()
     good = (made / "model.safetensors").read_bytes()
-    endless: list = []
+    endless = []
     endless.append(endless)
-    wide: list = []
+    wide = []
     for _ in range(60):
         wide = [wide, wide]
     files = {
@@ -246,6 +263,8 @@ def hostile_files(made, place):
         "names.safetensors": struct.pack("<Q", 20) + b'{"a\x1b[2J": {"dtype": 1',
         "lost.safetensors.index.json": b'{"weight_map": {"a": "gone.safetensors"}}',
         "outside.safetensors.index.json": b'{"weight_map": {"a": "../../etc/passwd"}}',
+        "outside.bin.index.json": b'{"weight_map": {"a": "../../etc/passwd"}}',
+        "deep.bin.index.json": b"[" * 100_000,
     }
     for name, data in files.items():
         (place / name).write_bytes(data)
@@ -257,7 +276,17 @@ def hostile_files(made, place):
     (place / "dcp").mkdir()
     (place / "dcp/.metadata").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
     (place / "nothing").mkdir()
-    return [*files, "endless.pt", "wide.pt", "bad_pickle.pt", "runs.pt", "dcp", "nothing"]
+    os.mkfifo(place / "pipe.pt")
+    return [
+        *files,
+        "endless.pt",
+        "wide.pt",
+        "bad_pickle.pt",
+        "runs.pt",
+        "dcp",
+        "nothing",
+        "pipe.pt",
+    ]
 
 
 def test_hostile_files_are_refused_in_one_line_and_run_nothing(ferry, made):

@@ -77,8 +77,10 @@ def _format_named(target: str) -> str:
 
 def _check_target(checkpoint: Checkpoint, target: str, to: str) -> None:
     """Refuses what could not be written, before any byte is."""
-    if os.path.exists(target) and os.path.samefile(checkpoint.path, target):
-        raise Unusable(f"{target}: is the source; give another target")
+    if os.path.exists(target):
+        sources = (checkpoint.path, *checkpoint.files)
+        if any(os.path.samefile(path, target) for path in sources):
+            raise Unusable(f"{target}: is the source; give another target")
     if to != "dcp" and (os.path.isdir(target) or target.endswith("/")):
         raise Unusable(f"{target}: is a folder, and the format {to} is a file; give its name")
     if to == "dcp" and os.path.exists(target):

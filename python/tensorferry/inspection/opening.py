@@ -7,6 +7,7 @@ import os
 from .safetensors_files import open_safetensors
 from .tensors import Checkpoint, Unusable
 from .torch_file import open_torch_file
+from .torch_set import names_torch_files, open_torch_set
 
 _INDEX = ".index.json"
 _TORCH_FILE = b"PK\3\4"
@@ -20,10 +21,12 @@ def open_checkpoint(path: str) -> Checkpoint:
     """
     if os.path.isdir(path):
         return _open_folder(path)
+    if not os.path.isfile(path):
+        raise Unusable(f"{path}: is neither a file nor a folder")
+    if path.endswith(_INDEX):
+        return _open_index(path, path)
     with open(path, "rb") as file:
         start = file.read(16)
-    if path.endswith(_INDEX):
-        return open_safetensors(path, path)
     if start[:4] == _TORCH_FILE:
         return open_torch_file(path)
     if path.endswith(".safetensors") or start[8:9] == b"{":
@@ -39,6 +42,10 @@ def open_checkpoint(path: str) -> Checkpoint:
     )
 
 
+def _open_index(index: str, shown: str) -> Checkpoint:
+    return (open_torch_set if names_torch_files(index) else open_safetensors)(index, shown)
+
+
 def _open_folder(path: str) -> Checkpoint:
     names = sorted(os.listdir(path))
     if ".metadata" in names or any(name.endswith(".metadata") for name in names):
@@ -46,12 +53,14 @@ def _open_folder(path: str) -> Checkpoint:
         from .dcp_folder import open_dcp_folder
 
         return open_dcp_folder(path)
-    indexes = [name for name in names if name.endswith(".safetensors" + _INDEX)]
+    indexes = [name for name in names if name.endswith(_INDEX)]
     files = [name for name in names if name.endswith(".safetensors")]
     if len(indexes) > 1:
         raise Unusable(f"{path}: has {len(indexes)} indexes: give one of {', '.join(indexes)}")
-    if indexes or len(files) == 1:
-        return open_safetensors(os.path.join(path, (indexes or files)[0]), path)
+    if indexes:
+        return _open_index(os.path.join(path, indexes[0]), path)
+    if len(files) == 1:
+        return open_safetensors(os.path.join(path, files[0]), path)
     if files:
         from .dcp_folder import open_safetensors_folder
 

@@ -22,19 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = f"tensorferry checkpoint {arguments.command}"
     try:
         status, answer = _run(arguments)
-        text = json.dumps(answer, indent=2) if arguments.json else answer
-        # A name that the terminal cannot show must not prevent the answer.
-        encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-        return status
+        return (
+            status if _say(json.dumps(answer, indent=2) if arguments.json else answer) else _FAILED
+        )
     except Unusable as problem:
         print(f"{command}: {shown(str(problem))}", file=sys.stderr)
         return _USAGE
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
-        print(f"{command}: could not write all of the output", file=sys.stderr)
     except MemoryError:
         print(f"{command}: there is too little memory", file=sys.stderr)
     except ModuleNotFoundError as error:
@@ -87,6 +82,18 @@ def _run(arguments: argparse.Namespace) -> tuple[int, Any]:
         without_objects=arguments.without_objects,
         as_json=arguments.json,
     )
+
+
+def _say(text: str) -> bool:
+    """Prints the answer, in UTF-8 as all commands do. Returns whether all of it was written."""
+    try:
+        sys.stdout.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
+        sys.stdout.flush()
+        return True
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
+        print("tensorferry: could not write all of the output", file=sys.stderr)
+        return False
 
 
 def _error_text(error: OSError) -> str:

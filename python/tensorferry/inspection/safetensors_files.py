@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 from .._core import File, SafetensorsFile
+from ..checkpoint.torch_layout import damaged
 from .tensors import Check, Checkpoint, Piece, Stretch, Tensor, row_major
 
 # The entry of a file's metadata that has the checksums of its tensors: 16 hex digits for each
@@ -27,11 +28,13 @@ def open_safetensors(path: str, shown: str) -> Checkpoint:
         raise
     paths = [file.path for file in opened.files]
     digests = [_digests(file) for file in opened.files]
+    misfits = [path for path, found in zip(paths, digests) if found is None]
     tensors, checks = [], []
     for name, dtype, shape, number, offset, count in opened.tensors:
         size = tuple(shape)
-        digits = digests[number].get(name, "")
-        if len(digits) != _DIGITS * -(-count // CHUNK_BYTES):
+        digits = (digests[number] or {}).get(name, "")
+        if digits and len(digits) != _DIGITS * -(-count // CHUNK_BYTES):
+            misfits.append(paths[number])
             digits = ""
         pieces = (Piece(paths[number], offset, (0,) * len(size), size, row_major(size)),)
         tensors.append(Tensor(name, dtype, size, pieces, f"xxh3:{digits}" if digits else None))
@@ -41,23 +44,23 @@ def open_safetensors(path: str, shown: str) -> Checkpoint:
             checks.append(Check(name, place, xxh3=tuple(expected)))
 
     def all_checks() -> Iterator[Check]:
+        for misfit in misfits:
+            raise damaged(misfit, f"its checksums ({CHECKSUMS}) are not those of its tensors", 8)
         return iter(checks)
 
     return Checkpoint(shown, "safetensors", tensors, all_checks, metadata=opened.metadata or {})
 
 
-def _digests(file: File) -> dict[str, str]:
-    """The checksums in the header of a file, which has been read before and is sound."""
+def _digests(file: File) -> dict[str, str] | None:
+    """The checksums in the header of a file, which has been read before; None if they are not."""
     with open(file.path, "rb") as header:
         (length,) = struct.unpack("<Q", header.read(8))
         metadata = json.loads(header.read(length)).get("__metadata__") or {}
     try:
         found = json.loads(metadata.get(CHECKSUMS, "{}"))
-        if not isinstance(found, dict):
-            return {}
-        return {name: digits for name, digits in found.items() if _is_hex(digits)}
     except (ValueError, RecursionError):
-        return {}
+        return None
+    return found if isinstance(found, dict) and all(map(_is_hex, found.values())) else None
 
 
 def _is_hex(digits: object) -> bool:

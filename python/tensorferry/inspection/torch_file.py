@@ -6,10 +6,12 @@ names becomes a mark that knows its name, and nothing that the file says is run.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -52,7 +54,7 @@ def open_torch_file(path: str) -> Checkpoint:
             tensors.append(_tensor(path, name, leaf, places, layout.has_crcs))
             names.setdefault(leaf.storage.key, []).append(name)
         else:
-            objects.append(StoredObject(name, _kind(leaf)))
+            objects.append(StoredObject(name or "object", _kind(leaf)))
     _refuse_twins(path, [*(tensor.name for tensor in tensors), *(one.name for one in objects)])
 
     def checks() -> Iterator[Check]:
@@ -206,6 +208,7 @@ _CALLS: dict[tuple[str, str], Any] = {
 }
 
 
+@functools.lru_cache(maxsize=1024)
 def _foreign(module: str, name: str) -> Any:
     return type("Foreign", (_Foreign,), {"name": f"{module}.{name}"})
 
@@ -304,7 +307,7 @@ def _tensor(
 
 
 def _refuse_twins(path: str, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        seen: set[str] = set()
-        twin = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    counts = Counter(names)
+    if len(counts) != len(names):
+        twin = counts.most_common(1)[0][0]
         raise Unusable(f"{path}: two entries have the name {twin} when keys are joined by dots")

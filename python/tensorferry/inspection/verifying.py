@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .._core import crc32, safetensors_checksum
 from .opening import open_checkpoint
+from .safetensors_files import CHUNK_BYTES
 from .tensors import Check, Checkpoint
 from .text import Bar, plural, shown, size_text
 from .windows import Source, Window, windows
@@ -34,22 +35,30 @@ class Verdict(NamedTuple):
 
 def verify(paths: Sequence[str], as_json: bool) -> tuple[int, Any]:
     """Returns the exit status, and what to print: a text, or an object for JSON."""
-    verdicts = [_verify(path) for path in paths]
+    # First all are opened: something that is no checkpoint is found before hours of reading.
+    opened = [_opened(path) for path in paths]
+    verdicts = [_verify(path, one) for path, one in zip(paths, opened)]
     status = 1 if any(verdict.damages for verdict in verdicts) else 0
     if as_json:
         return status, {"checkpoints": [_described(verdict) for verdict in verdicts]}
     return status, "\n".join(_text(verdict) for verdict in verdicts)
 
 
-def _verify(path: str) -> Verdict:
+def _opened(path: str) -> Checkpoint | Damage:
+    try:
+        return open_checkpoint(path)
+    except OSError as error:
+        return damage_of(error, path)
+
+
+def _verify(path: str, checkpoint: Checkpoint | Damage) -> Verdict:
+    if isinstance(checkpoint, Damage):
+        return Verdict(None, path, [checkpoint], 0, 0, 0.0)
     begin = time.monotonic()
     damages: list[Damage] = []
     read = checked = 0
-    checkpoint = None
     try:
-        checkpoint = open_checkpoint(path)
         checks = list(checkpoint.checks())
-        begin = time.monotonic()  # opening has imported torch, perhaps
         with Bar("Verifying", sum(check.place.bytes for check in checks)) as bar:
             for check, damage, count in _judged(checks):
                 read += count
@@ -90,7 +99,7 @@ def _judged(checks: Iterable[Check]) -> Iterator[tuple[Check, Damage | None, int
 
 
 def _wrong_chunk(check: Check, window: Window) -> Damage | None:
-    number = window.begin // (16 << 20)
+    number = window.begin // CHUNK_BYTES
     if safetensors_checksum(window.memory) == check.xxh3[number]:
         return None
     return _damage(check, check.place.offset + window.begin, len(window.memory))
