@@ -32,6 +32,8 @@ from .dtypes import kind_of_torch
 from .tensors import Check, Checkpoint, Piece, StoredObject, Stretch, Tensor, Unusable, dense
 
 _FILES_MAX = 64  # open at a time
+# What reading metadata raises that have other kinds of objects than they should.
+_WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
 
 
 def open_dcp_folder(path: str) -> Checkpoint:
@@ -40,14 +42,17 @@ def open_dcp_folder(path: str) -> Checkpoint:
     found = Checkpoint(path, "dcp", [], lambda: iter(()))
     metadata = [load_metadata(os.path.join(path, metadata_name(rank))) for rank in ranks]
     for rank, of_rank in zip(ranks, metadata):
-        _add(found, of_rank, "" if rank is None else f"rank {rank}: ")
+        _add(found, of_rank, f"rank {rank}: " if len(ranks) > 1 else "")
     found.checks = functools.partial(_checks, path, metadata)
     return found
 
 
 def open_safetensors_folder(path: str) -> Checkpoint:
     """Opens all safetensors files of a folder, also those with shards, which torch writes."""
-    metadata = read_set(path)
+    try:
+        metadata = read_set(path)
+    except _WRONG_KINDS as error:
+        raise Unusable(f"{path}: its safetensors files do not go together: {error}") from None
     found = Checkpoint(path, "safetensors", [], functools.partial(_checks, path, [metadata]))
     _add(found, metadata, "")
     return found
@@ -59,7 +64,12 @@ def _add(checkpoint: Checkpoint, metadata: Metadata, prefix: str) -> None:
             if not isinstance(described, TensorStorageMetadata):
                 checkpoint.objects.append(StoredObject(prefix + str(name), "object"))
                 continue
-            checkpoint.tensors.append(_tensor(items, metadata, name, described, prefix))
+            try:
+                checkpoint.tensors.append(_tensor(items, metadata, name, described, prefix))
+            except _WRONG_KINDS as error:
+                raise damaged(
+                    items.folder, f"the metadata of {name} are wrong: {error}", 0
+                ) from None
 
 
 def _tensor(
@@ -80,7 +90,10 @@ def _tensor(
         stored = items.tensor(name, place)
         piece = _piece(items, name, place, chunk, stored)
         ends = (at + count for at, count in zip(piece.starts, piece.sizes))
-        if len(piece.sizes) != len(shape) or any(end > size for end, size in zip(ends, shape)):
+        outside = (
+            any(end > size for end, size in zip(ends, shape)) or min(piece.starts, default=0) < 0
+        )
+        if len(piece.sizes) != len(shape) or outside:
             raise damaged(items.folder, f"a part of {name} is outside of it", 0)
         elements += torch.Size(piece.sizes).numel()
         pieces.append(piece)

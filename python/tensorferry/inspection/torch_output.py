@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import pickle
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .._core import NewFile
-from ..checkpoint.skeleton import make_skeleton
+from ..checkpoint.skeleton import Skeleton, make_skeleton
 from ..checkpoint.torch_writer import write_skeleton
 from .dtypes import PAIRED, torch_dtype
 from .gathering import source_of, tensor_over
@@ -32,7 +34,7 @@ def write_torch_file(checkpoint: Checkpoint, path: str, passed: Callable[[int], 
         state[tensor.name].data_ptr(): tensor for tensor in checkpoint.tensors if tensor.bytes
     }
     with NewFile(path) as new:
-        skeleton = make_skeleton(state, path, pickle, _PROTOCOL)
+        skeleton = _skeleton(state, path)
         in_order = [by_address[storage.data_ptr()] for _, storage in skeleton.storages]
         stream = Stream(source_of(tensor) for tensor in in_order)
         try:
@@ -45,6 +47,15 @@ def write_torch_file(checkpoint: Checkpoint, path: str, passed: Callable[[int], 
         finally:
             stream.close()
         new.commit()
+
+
+def _skeleton(state: dict[str, torch.Tensor], path: str) -> Skeleton:
+    try:
+        return make_skeleton(state, path, pickle, _PROTOCOL)
+    except RuntimeError as error:  # torch's word for all failures of the system
+        place, reason = tempfile.gettempdir(), str(error).partition("\n")[0]
+        hint = f"torch cannot make a sparse file there: {reason}; set TMPDIR to another place"
+        raise OSError(errno.EIO, hint, place) from None
 
 
 def stand_ins(tensors: Iterable[Tensor]) -> dict[str, torch.Tensor]:
