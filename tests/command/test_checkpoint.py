@@ -43,6 +43,31 @@ def made(tmp_path_factory):
     return place
 
 
+FORMATS = [
+    "model.safetensors",
+    "plain.safetensors",
+    "set",
+    "model.pt",
+    "torch_set",
+    "theirs",
+    "ours",
+]
+
+
+@pytest.fixture(scope="module")
+def shown(made):
+    """What inspect --json says of checkpoints, by their names."""
+    done = subprocess.run(
+        [PROGRAM, "checkpoint", "inspect", "--json", *FORMATS],
+        cwd=made,
+        env=WITH_PACKAGE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {one["path"]: one for one in json.loads(done.stdout)["checkpoints"]}
+
+
 @pytest.fixture
 def without_torch(tmp_path):
     """A path for Python on which importing torch fails."""
@@ -80,19 +105,17 @@ def test_inspect_and_verify_of_files_do_not_wait_for_torch(ferry, made, without_
     assert len(re.findall(r": sound: .* have their checksums", said)) == 3
 
 
-def test_all_formats_show_the_same_tensors(ferry, made):
-    safetensors = ["model.safetensors", "plain.safetensors", "set"]
-    names = [*safetensors, "model.pt", "torch_set", "theirs", "ours"]
-    shown = json.loads(ferry("checkpoint", "inspect", "--json", *(made / n for n in names)).stdout)
-    formats = [one["format"] for one in shown["checkpoints"]]
+def test_all_formats_show_the_same_tensors(shown):
+    shown = list(shown.values())
+    formats = [one["format"] for one in shown]
     assert formats == ["safetensors"] * 3 + ["torch"] * 2 + ["dcp"] * 2
     facts = [
         sorted((t["name"], t["dtype"], t["shape"], t["bytes"]) for t in one["tensors"])
-        for one in shown["checkpoints"]
+        for one in shown
     ]
     assert len(facts[0]) == TENSORS and all(fact == facts[0] for fact in facts)
     assert ["model.scalar", "F32", [], 4] in map(list, facts[0])
-    assert all(one["bytes"] == sum(row[3] for row in facts[0]) for one in shown["checkpoints"])
+    assert all(one["bytes"] == sum(row[3] for row in facts[0]) for one in shown)
 
 
 def test_what_is_no_tensor_is_named(ferry, made):
@@ -164,29 +187,27 @@ def test_the_parts_of_a_sharded_tensor_come_together(tmp_path):
     run_python("-c", program, tmp_path)
 
 
-def test_damage_is_named_and_ends_with_1(ferry, made):
+def test_damage_is_named_and_ends_with_1(ferry, made, shown):
     """A flipped bit in one tensor of each format."""
-    shutil.copytree(made, ferry.place / "c")
-    described = json.loads(
-        ferry("checkpoint", "inspect", "--json", *(f"c/{n}" for n in DAMAGED)).stdout
-    )
-    for one in described["checkpoints"]:
-        (tensor,) = [t for t in one["tensors"] if t["name"] == "model.large"]
-        (place,) = tensor["places"]
-        flip(ferry.place / place["path"], place["offset"] + 20_000_000)
-    done = ferry("checkpoint", "verify", *(f"c/{name}" for name in [*DAMAGED, "theirs"]), code=1)
-    assert done.stdout.count(": DAMAGED: 1 place\n") == len(DAMAGED)
-    assert (
-        len(re.findall(r"^  model\.large: c/.*, offset \d+, length \d+: ", done.stdout, re.M)) == 4
-    )
-    assert "c/theirs: sound" in done.stdout
-    said = json.loads(ferry("checkpoint", "verify", "--json", "c/set", code=1).stdout)
+    for name in [*DAMAGED, "theirs"]:
+        copy = shutil.copytree if (made / name).is_dir() else shutil.copy
+        copy(made / name, ferry.place / name)
+    places = {}
+    for name in DAMAGED:
+        (tensor,) = [one for one in shown[name]["tensors"] if one["name"] == "model.large"]
+        (places[name],) = tensor["places"]
+        flip(ferry.place / places[name]["path"], places[name]["offset"] + 20_000_000)
+    said = ferry("checkpoint", "verify", *DAMAGED, "theirs", code=1).stdout
+    assert said.count(": DAMAGED: 1 place\n") == len(DAMAGED)
+    line = r"^  model\.large: [\w./-]+, offset \d+, length \d+: .* checksum is wrong$"
+    assert len(re.findall(line, said, re.MULTILINE)) == len(DAMAGED)
+    assert "theirs: sound" in said
+    said = json.loads(ferry("checkpoint", "verify", "--json", "set", code=1).stdout)
     (verdict,) = said["checkpoints"]
-    assert not verdict["sound"] and verdict["read_bytes"] == described["checkpoints"][1]["bytes"]
+    assert not verdict["sound"] and verdict["read_bytes"] == shown["set"]["bytes"]
     # The first 16 MiB of the tensor are sound.
     (damage,) = verdict["damages"]
-    place = [t for t in described["checkpoints"][1]["tensors"] if t["name"] == "model.large"]
-    assert damage["offset"] == place[0]["places"][0]["offset"] + (16 << 20)
+    assert damage["offset"] == places["set"]["offset"] + (16 << 20)
 
 
 DAMAGED = ["model.safetensors", "set", "model.pt", "ours"]
