@@ -45,7 +45,9 @@ class PieceChecksums:
     @property
     def pieces(self) -> list[int]: ...
 def safetensors_checksum(chunk: object) -> int:
-    """Returns the checksum of 16 MiB of a tensor, or of what is left at its end."""
+    """
+    Returns the checksum of 16 MiB of a tensor, or of what is left at its end.
+    """
 
 class InvalidArgument(OSError, ValueError):
     """
