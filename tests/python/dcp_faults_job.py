@@ -62,11 +62,22 @@ def save_for_ever(mesh, folder, layout, first, told):
             os.write(told, b"%d\n" % step)
 
 
+def wait_for_end_of_save(folder):
+    """Returns when rank 0 is about to have the new metadata or index take the place of the old."""
+    limit = time.monotonic() + 5
+    while time.monotonic() < limit:
+        if any(name.endswith(".tensorferry") for name in os.listdir(folder)):
+            return
+
+
 def kills(folder, layout, rounds):
-    """One of two ranks that save for ever is killed at some moment, and soon the other."""
+    """One of two ranks that save for ever is killed at some moment, and soon the other.
+
+    Every second time it is the moment that matters most, and rank 0.
+    """
     rng = random.Random(11)
     step, old, new = 0, 0, 0
-    for _ in range(rounds):
+    for number in range(rounds):
         inner, outer = os.pipe()
         port = dcp_job.free_port()
         job = [folder, layout, step + 1, outer]
@@ -74,8 +85,11 @@ def kills(folder, layout, rounds):
             ranks = [dcp_job.fork_rank(rank, 2, port, "save_for_ever", job) for rank in (0, 1)]
         os.close(outer)
         told = os.read(inner, 1 << 16)  # they have begun
-        time.sleep(rng.uniform(0, 0.1))
-        rng.shuffle(ranks)
+        if number % 2:
+            wait_for_end_of_save(folder)
+        else:
+            time.sleep(rng.uniform(0, 0.1))
+            rng.shuffle(ranks)
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
             time.sleep(rng.choice([0, 0.02]))
