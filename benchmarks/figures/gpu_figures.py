@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import tensorferry
@@ -288,7 +289,7 @@ def checkpoint_rows(folder: Path, program: Path, pairs: int) -> None:
             row(
                 f"load_file, 1 GiB in {words}, GPU{', verified' * verify} / raw io_uring",
                 ours,
-                lambda path=path: raw_ring(program, "read", path, GiB),
+                partial(raw_ring, program, "read", path, GiB),
                 pairs,
                 Target(0.95, True),
             )

@@ -168,13 +168,17 @@ def dcp_rows(made: Checkpoints) -> list[Row]:
     """The target is three times torch, or 0.9 of fio if the drive allows no more."""
     ours = made.process("tensorferry", "torch", "dcp_jobs.py")
     theirs = made.process("torch", "torch", "dcp_jobs.py")
-    fio = {"save": made.fio_write, "load": partial(made.fio_read, "safetensors", "32")}
+    fio: dict[str, Callable[[], Sample]] = {
+        "save": made.fio_write,
+        "load": partial(made.fio_read, "safetensors", "32"),
+    }
     rows = []
     for job, peer in (("save", "torch's FileSystemWriter"), ("load", "torch's FileSystemReader")):
-        for other, factor, side in (
+        sides: list[tuple[str, float, Callable[[], Sample]]] = [
             (peer, 3.0, partial(theirs.run, job, size=made.size)),
             ("fio, a new file with fsync" if job == "save" else "fio", 0.9, fio[job]),
-        ):
+        ]
+        for other, factor, side in sides:
             name = f"DCP {job}, 2 ranks, {size_text(made.size)} / {other}"
             mine = partial(ours.run, job, size=made.size)
             target = Target(factor, at_least=True)

@@ -16,17 +16,6 @@ def crc32(buffer: object, value: int = 0) -> int:
     Returns the CRC-32 of zip archives, of the bytes that gave `value` followed by the buffer.
     """
 
-MASTER_BLOCK: int = 16384
-
-def join_masters(master: object, weights: object, low: object, digests: object, listed: bytes, threads: int) -> int:
-    """
-    Makes masters in fp32 of their weights in bf16 and their lower halves. Blocks whose weights have another digest get their weights as masters. Returns how many.
-    """
-
-def cut_masters(master: object, weights: object, low: object, digests: object, threads: int) -> bytes:
-    """
-    Cuts masters in fp32 that have been rounded to weights in bf16: fills `low` and `digests`. Returns the list of masters that the weights and `low` do not give back.
-    """
 class PieceChecksums:
     """The CRC-32 of bytes that pass, and those of their pieces."""
 
@@ -44,9 +33,22 @@ class PieceChecksums:
 
     @property
     def pieces(self) -> list[int]: ...
+
 def safetensors_checksum(chunk: object) -> int:
     """
     Returns the checksum of 16 MiB of a tensor, or of what is left at its end.
+    """
+
+MASTER_BLOCK: int = 16384
+
+def join_masters(master: object, weights: object, low: object, digests: object, listed: bytes, threads: int) -> int:
+    """
+    Makes masters in fp32 of their weights in bf16 and their lower halves. Blocks whose weights have another digest get their weights as masters. Returns how many.
+    """
+
+def cut_masters(master: object, weights: object, low: object, digests: object, threads: int) -> bytes:
+    """
+    Cuts masters in fp32 that have been rounded to weights in bf16: fills `low` and `digests`. Returns the list of masters that the weights and `low` do not give back.
     """
 
 class InvalidArgument(OSError, ValueError):

@@ -22,6 +22,7 @@ from .tensor_frame import TensorFrame
 
 FRAME_BYTES = 6 << 10  # around a tensor, at most; more if it has over 100 MiB
 
+
 class LateTensor(NamedTuple):
     """A tensor whose bytes come when they are written.
 
