@@ -35,6 +35,7 @@ class Cut:
     listed: bytes | tuple[Tensor, Tensor]  # on a GPU (positions, bits)
 
 
+@torch.no_grad()
 def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
     """Cuts a master that has been rounded to `weights`: fills `low`. Returns None if too many of
     its elements would have to be listed."""
@@ -58,6 +59,7 @@ def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
     return Cut(_digests(weights), (wrong, master.view(torch.int32)[wrong]))
 
 
+@torch.no_grad()
 def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int:
     """Fills a master. Returns in how many blocks the weights have changed since it was cut."""
     if isinstance(known.listed, bytes):
