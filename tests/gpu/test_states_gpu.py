@@ -43,7 +43,7 @@ class MasterAdamW:
 
 def pair(path, dtype, **options):
     mine, theirs = parameters(dtype), parameters(dtype)
-    options = dict(buffer_count=3, buffer_bytes=6 * MiB) | options
+    options = dict(buffer_count=3, buffer_bytes=3 * MiB) | options
     ours = tensorferry.optim.AdamW(mine, nvme_path=path, **options)
     reference = (
         torch.optim.AdamW(theirs, fused=True) if dtype == torch.float32 else MasterAdamW(theirs)
