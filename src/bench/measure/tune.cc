@@ -344,12 +344,14 @@ void conclude(Tuned& tuned, const Volume& volume, const Point& usual) {
                  .hint = "the drive is too slow to measure even one setting in this time; "
                          "allow more with --seconds"});
   }
-  const Round& last = tuned.rounds.back();
-  tuned.best = choose(last, usual);
-  const auto measured = std::ranges::find_if(
-      last.candidates, [&](const Candidate& one) { return same(one.point, usual); });
-  if (measured != last.candidates.end()) tuned.usual = *measured;
+  tuned.best = choose(tuned.rounds.back(), usual);
   tuned.usual.point = usual;
+  // The last rounds may have had no time for it.
+  for (const Round& round : tuned.rounds) {
+    for (const Candidate& one : round.candidates) {
+      if (same(one.point, usual) && !one.scores.empty()) tuned.usual = one;
+    }
+  }
 }
 
 PollingTrial try_polling(Probe& probe, const Point& best, Polling polling, std::uint64_t bytes,
