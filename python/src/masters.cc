@@ -29,9 +29,11 @@ struct Listed {
   std::uint32_t bits;
 };
 
+// A lower half from 8000 on, which is negative, takes one from the upper half: rounding has added
+// it.
 std::uint32_t joined(std::uint16_t weight, std::uint16_t low) noexcept {
-  const std::uint32_t high = static_cast<std::uint32_t>(weight) - (low > 0x8000U ? 1U : 0U);
-  return (high << 16U) | low;
+  return (static_cast<std::uint32_t>(weight) << 16U) +
+         static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int16_t>(low)));
 }
 
 // The elements of a buffer. Throws ValueError if it has not `count` of them.

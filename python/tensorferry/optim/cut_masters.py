@@ -8,6 +8,7 @@ weights."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -47,16 +48,15 @@ def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
             master, weights.view(torch.int16), low, digests, torch.get_num_threads()
         )
         return Cut(digests, listed) if len(listed) <= 8 * most else None
+    bits = master.view(torch.int32)
+    low.copy_(bits)
     positions = []
     for at in range(0, master.numel(), GPU_CHUNK):
         part = slice(at, at + GPU_CHUNK)
-        bits = master[part].view(torch.int32)
-        low[part].copy_(bits)
-        positions.append((_joined(weights[part], low[part]) != bits).nonzero().flatten() + at)
-    wrong = torch.cat(positions)
-    if len(wrong) > most:
-        return None
-    return Cut(_digests(weights), (wrong, master.view(torch.int32)[wrong]))
+        wrong = _joined(torch.empty_like(bits[part]), weights[part], low[part]) != bits[part]
+        positions.append(wrong.nonzero().flatten() + at)
+    listed = torch.cat(positions)
+    return Cut(_digests(weights), (listed, bits[listed])) if len(listed) <= most else None
 
 
 @torch.no_grad()
@@ -71,33 +71,39 @@ def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int:
             known.listed,
             torch.get_num_threads(),
         )
-    for at in range(0, master.numel(), GPU_CHUNK):
-        part = slice(at, at + GPU_CHUNK)
-        master[part].view(torch.int32).copy_(_joined(weights[part], low[part]))
-    positions, bits = known.listed
-    master.view(torch.int32)[positions] = bits
-    changed = (_digests(weights) != known.digests).nonzero().flatten().tolist()
-    for block in changed:
+    bits = _joined(master.view(torch.int32), weights, low)
+    positions, exact = known.listed
+    bits[positions] = exact
+    changed = _digests(weights) != known.digests
+    if not changed.any():
+        return 0
+    blocks = changed.nonzero().flatten().tolist()
+    for block in blocks:
         part = slice(block * _BLOCK, (block + 1) * _BLOCK)
         master[part].copy_(weights[part])
-    return len(changed)
+    return len(blocks)
 
 
-def _joined(weights: Tensor, low: Tensor) -> Tensor:
-    """The bits of the masters of these weights."""
-    lower = low.to(torch.int32) & 0xFFFF
-    high = weights.view(torch.int16).to(torch.int32) - (lower > 0x8000).to(torch.int32)
-    return (high << 16) | lower
+def _joined(bits: Tensor, weights: Tensor, low: Tensor) -> Tensor:
+    """Fills in the bits of the masters of these weights. A lower half from 8000 on, which is
+    negative, takes one from the upper half: rounding has added it."""
+    return bits.copy_(weights.view(torch.int16)).bitwise_left_shift_(16).add_(low)
+
+
+@functools.cache
+def _factors(device: torch.device) -> Tensor:
+    """Odd ones: whatever single word changes, so does the sum."""
+    return torch.arange(1, 2 * _WORDS, 2, dtype=torch.int64, device=device) * _MIX
 
 
 def _digests(weights: Tensor) -> Tensor:
     """A number for each block, of all elements and their places in it."""
-    # Odd factors: whatever single word changes, so does the sum.
-    factors = torch.arange(1, 2 * _WORDS, 2, dtype=torch.int64, device=weights.device)
-    factors = factors * _MIX
-    digests = []
-    for at in range(0, weights.numel(), GPU_CHUNK):
-        part = weights[at : at + GPU_CHUNK].view(torch.int16)
-        part = torch.nn.functional.pad(part, (0, -part.numel() % _BLOCK))
-        digests.append((part.view(torch.int64).view(-1, _WORDS) * factors).sum(1))
-    return torch.cat(digests) if digests else torch.empty(0, dtype=torch.int64)
+    whole = weights.numel() // _BLOCK * _BLOCK
+    words = weights[:whole].view(torch.int16).view(torch.int64).view(-1, _WORDS)
+    factors = _factors(weights.device)
+    digests = [(part * factors).sum(1) for part in words.split(GPU_CHUNK // _BLOCK)]
+    if whole < weights.numel():
+        rest = weights[whole:].view(torch.int16)
+        rest = torch.nn.functional.pad(rest, (0, -rest.numel() % _BLOCK))
+        digests.append((rest.view(torch.int64) * factors).sum(0, keepdim=True))
+    return torch.cat(digests)
