@@ -27,6 +27,7 @@ nitpick_ignore_regex = [
     ("py:class", "Model"),  # any torch.nn.Module
     ("py:class", "Progress"),  # True, or a function of (done bytes, total bytes)
     ("py:class", "MapLocation|ModuleType"),  # as in torch.load and torch.save
+    ("py:class", "Format"),  # "torch" or "safetensors"
     ("cpp:identifier", r"(std|at|torch|Clock)(::.*)?|tensorferry"),
 ]
 

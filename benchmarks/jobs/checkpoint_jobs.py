@@ -30,10 +30,11 @@ class Ours:
     def __init__(self) -> None:
         import tensorferry.checkpoint
         import tensorferry.safetensors.torch
+        from torch.utils.serialization import config
 
         self.checkpoint = tensorferry.checkpoint
         self.safetensors = tensorferry.safetensors
-        self.config = torch.utils.serialization.config
+        self.config = config
 
     def save(self, path: str, tensors: dict[str, torch.Tensor], checksums: bool) -> None:
         if path.endswith(".safetensors"):

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, PROGRAM
+from ferry_program import BUILD, PROGRAM
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")

@@ -9,7 +9,7 @@ from training import MiB
 MEMORY = {
     "fp32": "float32 8 AdamW(params, **options)",
     "amsgrad": "float32 12 AdamW(params, amsgrad=True, **options)",
-    "bf16": "bfloat16 12 AdamW(params, **options)",
+    "bf16": "bfloat16 10 AdamW(params, **options)",
     "momentum": "float32 4 offload(torch.optim.SGD(params, momentum=0.9), **options)",
     "rmsprop": "float32 8 offload(torch.optim.RMSprop(params, momentum=0.9), **options)",
 }
