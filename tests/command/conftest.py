@@ -1,11 +1,10 @@
 """The command, run as a person runs it: in a process of its own, in an empty directory."""
 
-import os
 import signal
 import subprocess
 
 import pytest
-from ferry_program import BUILD, PROGRAM
+from ferry_program import PROGRAM, WITH_PACKAGE
 
 
 def hear_signals():
@@ -24,10 +23,7 @@ class Command:
     def __init__(self, place):
         self.place = place
         self.started = []
-        self.env = os.environ | {
-            "TENSORFERRY_PROFILES": str(place / "profiles"),
-            "PYTHONPATH": str(BUILD / "python"),
-        }
+        self.env = WITH_PACKAGE | {"TENSORFERRY_PROFILES": str(place / "profiles")}
 
     def start(self, *arguments, **options):
         """Goes on beside the test, and not beyond it."""

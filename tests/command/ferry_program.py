@@ -1,8 +1,14 @@
 """Where the command is that was built."""
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("TENSORFERRY_BUILD_DIR", ROOT / "build" / "release"))
 PROGRAM = BUILD / "bin" / "tensorferry"
+# The command finds the package as it was built, and the Python that runs the tests.
+WITH_PACKAGE = os.environ | {
+    "PYTHONPATH": str(BUILD / "python"),
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+}

@@ -15,14 +15,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ferry_program import BUILD, PROGRAM
+from ferry_program import BUILD, PROGRAM, WITH_PACKAGE
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 FILES = Path(__file__).parent / "checkpoint_files.py"
 TENSORS = 17
-WITH_PACKAGE = os.environ | {"PYTHONPATH": str(BUILD / "python")}
 
 
 def run_python(*words):
