@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "handle/handle_fixture.h"
 #include "tensorferry/file.h"
@@ -19,7 +22,8 @@ class Recorder final : public Witness {
   void see(const files::OpenFile& file, std::uint64_t offset,
            std::span<const std::byte> bytes) noexcept override {
     const std::lock_guard lock(mutex_);
-    auto& seen = seen_[&file];
+    std::vector<Seen>& seen = seen_[&file];
+    seen.resize(std::max<std::size_t>(seen.size(), offset + bytes.size()));
     for (std::size_t i = 0; i < bytes.size(); ++i) {
       Seen& here = seen[offset + i];
       ++here.times;
@@ -33,13 +37,13 @@ class Recorder final : public Witness {
 
   // What is wrong with what it saw of a part whose bytes are `expected`; "" if nothing is.
   [[nodiscard]] std::string fault(const Part& part, std::span<const std::byte> expected) const {
-    const auto& seen = seen_.at(part.file.get());
+    const std::vector<Seen>& seen = seen_.at(part.file.get());
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      const auto here = seen.find(part.offset + i);
-      const std::string at = "byte " + std::to_string(part.offset + i);
-      if (here == seen.end()) return at + " was not seen";
-      if (here->second.times != 1) return at + " was seen more than once";
-      if (here->second.value != expected[i]) return at + " is wrong";
+      const std::size_t at = part.offset + i;
+      const Seen here = at < seen.size() ? seen[at] : Seen();
+      if (here.times == 1 && here.value == expected[i]) continue;
+      return "byte " + std::to_string(at) + " was seen " + std::to_string(here.times) + " times" +
+             (here.value == expected[i] ? "" : ", and is wrong");
     }
     return "";
   }
@@ -52,7 +56,7 @@ class Recorder final : public Witness {
     std::byte value{};
   };
   std::mutex mutex_;
-  std::map<const files::OpenFile*, std::map<std::uint64_t, Seen>> seen_;
+  std::map<const files::OpenFile*, std::vector<Seen>> seen_;  // by the offset
   const std::optional<Error> verdict_;
 };
 
