@@ -184,7 +184,7 @@ struct SafetensorsHeader {
 };
 
 // The pieces of a tensor that have a checksum each; the last may be shorter.
-inline constexpr std::uint64_t checksum_piece_bytes = 64 * 1024;
+inline constexpr std::uint64_t checksum_piece_bytes = std::uint64_t{64} * 1024;
 
 // The checksums of pieces of a tensor that follow each other. Several programs that write parts of
 // one tensor compute those of their pieces.

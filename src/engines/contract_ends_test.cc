@@ -91,12 +91,13 @@ TEST_P(EngineContract, an_engine_that_ends_leaves_no_descriptor_and_no_thread) {
 TEST_P(EngineContract, many_engines_together_have_few_threads) {
   const std::size_t limit = std::max(4 * std::thread::hardware_concurrency(), 64U);
   const std::size_t count = limit / depth + 4;
-  const Memory memory(depth * 4096);
   const std::size_t before = own_threads();
-  std::vector<std::unique_ptr<Engine>> engines(count);
-  for (auto& engine : engines) {
-    engine = open();
-    ASSERT_EQ(engine->submit(reads(memory, 4096)).taken, depth);
+  std::vector<Memory> memories;
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (std::size_t i = 0; i < count; ++i) {
+    memories.emplace_back(depth * 4096);
+    engines.push_back(open());
+    ASSERT_EQ(engines.back()->submit(reads(memories.back(), 4096)).taken, depth);
   }
   EXPECT_LE(own_threads(), before + limit + count);
   for (auto& engine : engines) {
