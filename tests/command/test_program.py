@@ -4,19 +4,9 @@ import re
 import subprocess
 
 import pytest
+from commands import COMMANDS
 from ferry_program import PROGRAM, ROOT
 
-COMMANDS = [
-    "bench",
-    "sweep",
-    "point",
-    "tune",
-    "doctor",
-    "verify",
-    "checkpoint",
-    "report",
-    "completion",
-]
 # Those whose page has another name.
 PAGES = {"point": "sweep.md", "checkpoint": "checkpoint_command.md"}
 

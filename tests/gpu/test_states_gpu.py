@@ -6,6 +6,7 @@ import pytest
 import tensorferry
 import torch
 from gpu_tensors import MiB
+from master_adamw import MasterAdamW
 from tensorferry.optim.cut_masters import cut, join
 
 BLOCK = 16384
@@ -22,23 +23,6 @@ def give_gradients(step, *sides):
         generator = torch.Generator().manual_seed(100 + step)
         for param in params:
             param.grad = torch.randn(param.shape, generator=generator).to("cuda", param.dtype)
-
-
-class MasterAdamW:
-    """AdamW in fp32 for parameters in bf16, all in memory."""
-
-    def __init__(self, params, **options):
-        self.params = params
-        self.masters = [torch.nn.Parameter(param.detach().float()) for param in params]
-        self.inner = torch.optim.AdamW(self.masters, fused=True, **options)
-
-    @torch.no_grad()
-    def step(self):
-        for param, master in zip(self.params, self.masters):
-            master.grad = param.grad.float()
-        self.inner.step()
-        for param, master in zip(self.params, self.masters):
-            param.copy_(master)
 
 
 def pair(path, dtype, **options):

@@ -12,20 +12,10 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from commands import COMMANDS
 from house import ROOT, run
 
 sphinx_inventory = pytest.importorskip("sphinx.util.inventory", reason="no Sphinx: make docs")
-COMMANDS = (
-    "bench",
-    "sweep",
-    "point",
-    "tune",
-    "doctor",
-    "verify",
-    "checkpoint",
-    "report",
-    "completion",
-)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ import logging
 import pytest
 import tensorferry.optim
 import torch
+from master_adamw import MasterAdamW
 from tensorferry.optim.cut_masters import cut, join
-from training import MasterAdamW, MiB, assert_same, copies, give_gradients, parameters
+from training import MiB, assert_same, copies, give_gradients, parameters
 
 BLOCK = 16384
 

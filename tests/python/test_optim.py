@@ -6,10 +6,10 @@ import os
 import pytest
 import tensorferry.optim
 import torch
+from master_adamw import MasterAdamW
 from tensorferry import InvalidArgument
 from training import (
     TINY,
-    MasterAdamW,
     MiB,
     assert_same,
     assert_same_states,

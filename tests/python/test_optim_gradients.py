@@ -3,9 +3,9 @@
 import pytest
 import tensorferry.optim
 import torch
+from master_adamw import MasterAdamW
 from training import (
     TINY,
-    MasterAdamW,
     assert_same,
     compute_gradients,
     copies,

@@ -7,10 +7,10 @@ import pytest
 import tensorferry.optim
 import torch
 from drives import failing_drive
+from master_adamw import MasterAdamW
 from tensorferry._memory.available import available_bytes
 from tensorferry.optim import kept
 from training import (
-    MasterAdamW,
     MiB,
     assert_same,
     assert_same_states,

@@ -112,23 +112,6 @@ def both(tmp_path, make, params=None, **options):
     return mine, ours, theirs, make(theirs)
 
 
-class MasterAdamW:
-    """AdamW in fp32 for parameters in bf16 and fp16: ours with masters must equal it."""
-
-    def __init__(self, params, kind=torch.optim.AdamW, **options):
-        self.params = params
-        self.masters = [torch.nn.Parameter(param.detach().float()) for param in params]
-        self.inner = kind(self.masters, fused=True, **options)
-
-    @torch.no_grad()
-    def step(self):
-        for param, master in zip(self.params, self.masters):
-            master.grad = None if param.grad is None else param.grad.float()
-        self.inner.step()
-        for param, master in zip(self.params, self.masters):
-            param.copy_(master)
-
-
 def small_model(seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(

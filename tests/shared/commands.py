@@ -1,0 +1,13 @@
+"""The commands of the program."""
+
+COMMANDS = (
+    "bench",
+    "sweep",
+    "point",
+    "tune",
+    "doctor",
+    "verify",
+    "checkpoint",
+    "report",
+    "completion",
+)
