@@ -20,10 +20,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "digests are of little-endian numbers");
 
-constexpr std::uint64_t pieces_per_chunk = checksum_chunk_bytes / digest_piece_bytes;
+constexpr std::uint64_t pieces_per_chunk = checksum_chunk_bytes / checksum_piece_bytes;
 
 std::uint64_t piece_count(std::uint64_t bytes) {
-  return (bytes + digest_piece_bytes - 1) / digest_piece_bytes;
+  return (bytes + checksum_piece_bytes - 1) / checksum_piece_bytes;
 }
 
 }  // namespace
@@ -71,10 +71,10 @@ void Digester::see_tensor(const Place& place, std::uint64_t offset,
                           std::span<const std::byte> bytes) {
   const std::uint64_t tensor_bytes = place.end - place.offset;
   while (!bytes.empty()) {
-    const std::uint64_t piece = offset / digest_piece_bytes;
-    const std::uint64_t at = offset % digest_piece_bytes;
+    const std::uint64_t piece = offset / checksum_piece_bytes;
+    const std::uint64_t at = offset % checksum_piece_bytes;
     const std::uint64_t piece_bytes =
-        std::min(digest_piece_bytes, tensor_bytes - piece * digest_piece_bytes);
+        std::min(checksum_piece_bytes, tensor_bytes - piece * checksum_piece_bytes);
     const std::uint64_t here = std::min<std::uint64_t>(bytes.size(), piece_bytes - at);
     if (here == piece_bytes) {
       pieces_[place.first_piece + piece] = XXH3_64bits(bytes.data(), here);

@@ -19,8 +19,7 @@
 namespace tensorferry::checkpoint {
 
 // The digest of a chunk of a tensor is XXH3 (64 bits) of the XXH3s, little-endian, of the pieces of
-// 64 KiB that the chunk consists of: so bytes may arrive in any order.
-inline constexpr std::uint64_t digest_piece_bytes = checksum_piece_bytes;
+// checksum_piece_bytes that the chunk consists of: so bytes may arrive in any order.
 
 // The digests of a tensor that consists of pieces with these XXH3s.
 [[nodiscard]] Digests digests_of_pieces(std::span<const std::uint64_t> pieces);

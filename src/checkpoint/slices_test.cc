@@ -44,10 +44,10 @@ std::vector<std::uint64_t> found(const Slices& slices) {
 TEST(SlicesTest, are_the_bytes_that_the_ranges_name_in_order) {
   const TensorInfo tensor = tensor_of(DType::i16, {4, 5, 6});
   std::size_t cases = 0;
-  const std::vector<IndexRange> some{{0, 4}, {1, 3}, {2, 2}, {3}, {}, {0, 1}, {0, 99}};
-  for (const IndexRange& a : some) {
-    for (const IndexRange& b : some) {
-      for (const IndexRange& c : some) {
+  const std::vector<IndexRange> choices{{0, 4}, {1, 3}, {2, 2}, {3}, {}, {0, 1}, {0, 99}};
+  for (const IndexRange& a : choices) {
+    for (const IndexRange& b : choices) {
+      for (const IndexRange& c : choices) {
         const std::vector<IndexRange> ranges{a, b, c};
         for (std::size_t given = 0; given <= 3; ++given) {
           const auto slices = slices_of(tensor, std::span(ranges).first(given));
