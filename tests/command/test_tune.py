@@ -47,8 +47,10 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     for before, after in zip(results["rounds"], results["rounds"][1:]):
         kept = sum(one["kept"] for one in before["candidates"])
         assert kept <= (len(before["candidates"]) + 1) // 2
-        # The defaults are measured to the end.
-        assert len(after["candidates"]) in (kept, kept + 1)
+        # The defaults are measured to the end, and what a busy machine leaves no time for is told.
+        left_out = after.get("left_out", 0)
+        assert len(after["candidates"]) + left_out in (kept, kept + 1)
+        assert left_out == 0 or f"(no time for {left_out} more)" in said
     assert said.count("Round ") == len(sizes)
 
     aio = aio_in(said)

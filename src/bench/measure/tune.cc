@@ -318,7 +318,10 @@ Round run_round(Probe& probe, const std::vector<Point>& points, std::uint64_t by
     const double limit = std::min(first_pass_shares * seconds, budget.left());
     auto figures = run_pass(probe, round.candidates, bytes, limit, random, watch);
     const bool whole = std::ranges::all_of(figures, was_measured);
-    if (passes == 0) leave_out(round.candidates, figures);
+    if (passes == 0) {
+      leave_out(round.candidates, figures);
+      round.left_out = points.size() - round.candidates.size();
+    }
     if (round.candidates.empty() || (passes > 0 && !whole)) break;
     add_pass(round.candidates, figures, objective);
   }
@@ -456,6 +459,7 @@ Json to_json(const Round& round, Objective objective) {
   Json json = {{"transfer_bytes", round.transfer_bytes},
                {"seconds", round.seconds},
                {"candidates", Json::array()}};
+  if (round.left_out > 0) json["left_out"] = round.left_out;
   for (const Candidate& candidate : round.candidates) {
     Json entry = to_json(candidate, objective);
     entry["scores"] = candidate.scores;

@@ -40,6 +40,7 @@ struct Round {
   std::uint64_t transfer_bytes = 0;
   double seconds = 0;
   std::vector<Candidate> candidates;  // best first
+  std::size_t left_out = 0;           // candidates that there was no time to measure
 };
 
 // What polling would bring to the best settings. A Handle polls only if its options say so: a
