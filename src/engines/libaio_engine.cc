@@ -3,16 +3,19 @@
 // The only file that knows libaio.
 #include <libaio.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "engines/engine.h"
+#include "os/fork_mutex.h"
 #include "os/system.h"
 
 namespace tensorferry::engines {
@@ -40,6 +43,70 @@ std::string why_refused(int code) {
   }
 }
 
+// Contexts that no engine uses. io_destroy waits until every processor has passed through the
+// kernel's scheduler, some 40 ms: an engine that ends leaves its context to the next one of its
+// depth. They hold no descriptor, and few of the requests that the whole machine may have.
+class IdleContexts {
+ public:
+  static IdleContexts& of_process() {
+    static auto* const contexts = new IdleContexts;
+    return *contexts;
+  }
+  static std::mutex& mutex() { return of_process().mutex_; }
+
+  // One for `depth` requests, or null.
+  io_context_t take(unsigned depth) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(idle_, depth, &Idle::depth);
+    if (found == idle_.end()) return nullptr;
+    io_context_t context = found->context;
+    idle_.erase(found);
+    return context;
+  }
+
+  // Takes over a context with nothing in flight; false if it has enough.
+  bool keep(io_context_t context, unsigned depth) {
+    const std::lock_guard lock(mutex_);
+    std::size_t requests = depth;
+    for (const Idle& idle : idle_) requests += idle.depth;
+    if (requests > max_requests) return false;
+    idle_.push_back({context, depth});
+    return true;
+  }
+
+  // Gives all back to the machine; false if there was none.
+  bool clear() {
+    std::vector<Idle> idle;
+    {
+      const std::lock_guard lock(mutex_);
+      idle.swap(idle_);
+    }
+    for (const Idle& one : idle) ::io_destroy(one.context);
+    return !idle.empty();
+  }
+
+  // In a child of fork(): contexts stay with the parent.
+  void forget() noexcept {
+    const std::lock_guard lock(mutex_);
+    idle_.clear();
+  }
+
+ private:
+  struct Idle {
+    io_context_t context;
+    unsigned depth;
+  };
+  static constexpr std::size_t max_requests = 512;
+
+  std::mutex mutex_;
+  std::vector<Idle> idle_;
+};
+
+// Before the first engine, so that no fork finds the mutex locked.
+[[maybe_unused]] const int fork_watch =
+    (os::hold_during_forks<IdleContexts::mutex>(),
+     pthread_atfork(nullptr, nullptr, [] { IdleContexts::of_process().forget(); }));
+
 // submit() and reap() share only the kernel's context and the count of requests in flight: the
 // kernel is done with an iocb when io_submit returns.
 class LibaioEngine final : public Engine {
@@ -50,7 +117,9 @@ class LibaioEngine final : public Engine {
   }
 
   ~LibaioEngine() override {
-    ::io_destroy(context_);
+    if (!drained() || !IdleContexts::of_process().keep(context_, static_cast<unsigned>(depth_))) {
+      ::io_destroy(context_);
+    }
     ::close(wake_fd_);
     if (ready_fd_ >= 0) ::close(ready_fd_);
   }
@@ -146,6 +215,16 @@ class LibaioEngine final : public Engine {
     if (ready_fd_ >= 0) ::io_set_eventfd(&block, ready_fd_);
   }
 
+  // Ends the watch for wake(). Whether the context is as new then.
+  bool drained() noexcept {
+    if (in_flight_.load(std::memory_order_acquire) > 0) return false;
+    if (!wake_watched_) return true;
+    wake();
+    timespec limit{.tv_sec = 1, .tv_nsec = 0};
+    return ::io_getevents(context_, 1, 1, events_.data(), &limit) == 1 &&
+           events_[0].obj == &wake_block_;
+  }
+
   io_context_t context_;
   int wake_fd_;
   int ready_fd_ = -1;
@@ -167,10 +246,16 @@ Error refused(const char* operation, int code) {
 Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
   const int wake_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd < 0) return refused("eventfd", errno);
-  io_context_t context = nullptr;
-  if (const int opened = ::io_setup(static_cast<int>(depth + 1), &context); opened < 0) {
-    ::close(wake_fd);
-    return refused("io_setup", -opened);
+  io_context_t context = IdleContexts::of_process().take(depth);
+  if (context == nullptr) {
+    int opened = ::io_setup(static_cast<int>(depth + 1), &context);
+    if (opened == -EAGAIN && IdleContexts::of_process().clear()) {
+      opened = ::io_setup(static_cast<int>(depth + 1), &context);
+    }
+    if (opened < 0) {
+      ::close(wake_fd);
+      return refused("io_setup", -opened);
+    }
   }
   auto engine = std::make_unique<LibaioEngine>(context, wake_fd, depth);
   // Tries each call once: filters refuse system calls one by one.
