@@ -1,8 +1,5 @@
 #include "checkpoint/digester.h"
 
-#define XXH_INLINE_ALL  // so that programs that link the library need no other one
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -12,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/xxh3.h"
 #include "tensorferry/checkpoint.h"
 
 namespace tensorferry::checkpoint {
@@ -77,7 +75,7 @@ void Digester::see_tensor(const Place& place, std::uint64_t offset,
         std::min(checksum_piece_bytes, tensor_bytes - piece * checksum_piece_bytes);
     const std::uint64_t here = std::min<std::uint64_t>(bytes.size(), piece_bytes - at);
     if (here == piece_bytes) {
-      pieces_[place.first_piece + piece] = XXH3_64bits(bytes.data(), here);
+      pieces_[place.first_piece + piece] = xxh3(bytes.data(), here);
     } else {
       add_fragment(place.first_piece + piece, piece_bytes, at, bytes.first(here));
     }
@@ -99,14 +97,14 @@ void Digester::add_fragment(std::size_t piece, std::uint64_t piece_bytes, std::u
     whole = std::move(partial);
     partials_.erase(piece);
   }
-  pieces_[piece] = XXH3_64bits(whole.bytes.get(), piece_bytes);
+  pieces_[piece] = xxh3(whole.bytes.get(), piece_bytes);
 }
 
 Digests digests_of_pieces(std::span<const std::uint64_t> pieces) {
   Digests digests;
   while (!pieces.empty()) {
     const auto chunk = pieces.first(std::min<std::size_t>(pieces_per_chunk, pieces.size()));
-    digests.push_back(XXH3_64bits(chunk.data(), chunk.size_bytes()));
+    digests.push_back(xxh3(chunk.data(), chunk.size_bytes()));
     pieces = pieces.subspan(chunk.size());
   }
   return digests;
@@ -151,7 +149,7 @@ std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes)
   pieces.reserve(bytes.size() / checksum_piece_bytes + 1);
   while (!bytes.empty()) {
     const auto piece = bytes.first(std::min<std::size_t>(checksum_piece_bytes, bytes.size()));
-    pieces.push_back(XXH3_64bits(piece.data(), piece.size()));
+    pieces.push_back(checkpoint::xxh3(piece.data(), piece.size()));
     bytes = bytes.subspan(piece.size());
   }
   return pieces;
@@ -159,7 +157,7 @@ std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes)
 
 std::uint64_t safetensors_checksum(std::span<const std::byte> chunk) {
   const std::vector<std::uint64_t> pieces = checksums_of_pieces(chunk);
-  return XXH3_64bits(pieces.data(), pieces.size() * sizeof(std::uint64_t));
+  return checkpoint::xxh3(pieces.data(), pieces.size() * sizeof(std::uint64_t));
 }
 
 }  // namespace tensorferry

@@ -65,8 +65,8 @@ HOMES = {
     "liburing.h": "engines/uring_engine.cc",
 }
 
-# Of the library's files, the one that computes checksums. The command computes some of its own.
-CHECKSUMS_HOME = "checkpoint/digester.cc"
+# Of the library's files, those that compute checksums. The command computes some of its own.
+CHECKSUMS_HOMES = ("checkpoint/xxh3.cc", "checkpoint/xxh3_avx2.cc")
 
 # The library depends on none of these. gtest is for tests only.
 FOREIGN = re.compile(
@@ -169,8 +169,8 @@ def judge_include(src, name, room, header, quoted):
         return "only tests may"
     if COMMAND_ONLY.match(header) and room not in OUTSIDE:
         return "only the command may"
-    if header == "xxhash.h" and room not in OUTSIDE and name != CHECKSUMS_HOME:
-        return f"belongs in {CHECKSUMS_HOME} alone"
+    if header == "xxhash.h" and room not in OUTSIDE and name not in CHECKSUMS_HOMES:
+        return f"belongs in {' and '.join(CHECKSUMS_HOMES)} alone"
     first, _, rest = header.partition("/")
     if first == "tensorferry" and room in OUTSIDE:
         return None if rest in PUBLIC_HEADERS else "not of the public API"
