@@ -420,25 +420,30 @@ void Mover::unload() {
   for (bool made = false; count < landed_.size() && !made; ++count) {
     const std::uint32_t index = landed_[count];
     Flight& flight = flights_[index];
-    if (flight.claim.transfer->witness != nullptr) show(flight);
-    if (flight.slot < 0 || flight.attempt.kind == RequestKind::write) {
-      unloaded(index);
-    } else if (flight.claim.run->gpu < 0) {
-      made = make_pages(*flight.claim.run, flight.claim.block);
-      copy_out(flight);
-      unloaded(index);
-    } else if (Status started = copy_by_gpu(index); started.ok()) {
+    const bool from_slot = flight.slot >= 0 && flight.attempt.kind == RequestKind::read;
+    if (from_slot && flight.claim.run->gpu >= 0) {
+      if (Status started = copy_by_gpu(index); !started.ok()) {
+        fail(index, started.error());
+        continue;
+      }
       flight.stage = Stage::unloading;
       ++unloading_;
-    } else {
-      fail(index, started.error());
+      show(flight);  // while the GPU copies
+      continue;
     }
+    show(flight);
+    if (from_slot) {
+      made = make_pages(*flight.claim.run, flight.claim.block);
+      copy_out(flight);
+    }
+    unloaded(index);
   }
   landed_.erase(landed_.begin(), landed_.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 // A write has the same bytes in its slot as in the user's memory.
 void Mover::show(const Flight& flight) {
+  if (flight.claim.transfer->witness == nullptr) return;
   const Block& block = flight.claim.block;
   const std::byte* wanted = flight.memory + (block.wanted_offset - block.offset);
   flight.claim.transfer->witness->see(*flight.claim.run->file, block.wanted_offset,
