@@ -39,7 +39,7 @@ struct Device {
   std::size_t block_bytes = std::size_t{512} << 10;
 
   // The same for memory in huge pages. A device request carries more of it: the limit on sectors
-  // counts, not the number of entries for pages. At most 2 MiB.
+  // counts, not the number of entries for pages. At most 4 MiB.
   std::size_t huge_page_block_bytes = std::size_t{512} << 10;
 
   // How many physical disks it consists of, as far as sysfs shows.

@@ -165,7 +165,7 @@ class Inspection {
           std::clamp(std::bit_floor(device_.request_bytes_max), 256 * KiB, 1 * MiB);
     }
     device_.huge_page_block_bytes =
-        std::clamp(std::bit_floor(huge_request_bytes_max_), device_.block_bytes, huge_page_bytes);
+        std::clamp(std::bit_floor(huge_request_bytes_max_), device_.block_bytes, 4 * MiB);
     device_.disks = static_cast<unsigned>(std::max<std::size_t>(physical_.size(), 1));
     const std::size_t wanted = device_.disks * in_flight_bytes / device_.block_bytes;
     const std::size_t held = queue_requests_ > 0 ? queue_requests_ : wanted;

@@ -171,10 +171,13 @@ TEST(Device, requests_of_huge_pages_are_limited_by_sectors_and_by_large_segments
     return device.huge_page_block_bytes;
   };
   const Queue few_segments = {.sectors_kb_max = "4096", .segments_max = "254"};
-  EXPECT_EQ(huge_page_block_bytes(few_segments), 2 * MiB);
+  EXPECT_EQ(huge_page_block_bytes(few_segments), 4 * MiB);
   Queue queue = few_segments;
   queue.segment_bytes_max = "4294967295";
-  EXPECT_EQ(huge_page_block_bytes(queue), 2 * MiB);
+  EXPECT_EQ(huge_page_block_bytes(queue), 4 * MiB);
+  queue.sectors_kb_max = "32768";
+  EXPECT_EQ(huge_page_block_bytes(queue), 4 * MiB);
+  queue = few_segments;
   queue.segment_bytes_max = "4096";
   EXPECT_EQ(huge_page_block_bytes(queue), 512 * KiB);
   queue.segment_bytes_max = "8192";

@@ -365,13 +365,13 @@ TEST_F(LaneTest, a_chosen_engine_is_used) {
   }
 }
 
-// A drive works on four requests of 256 KiB in half the time that it takes for one of 1 MiB.
-TEST_F(LaneTest, a_read_that_somebody_waits_for_is_cut_into_quarters) {
+// A drive works on several requests at once in less time than on a large one.
+TEST_F(LaneTest, a_read_that_somebody_waits_for_is_cut) {
   Handle handle;
   PinnedBuffer memory(MiB);
   handle.read_now(memory.bytes(), *file);
   EXPECT_EQ(fault(memory.bytes(), 0), "");
-  EXPECT_EQ(handle.stats().requests, 4U);
+  EXPECT_EQ(handle.stats().requests, memory.huge_page_reason().empty() ? 2U : 4U);
   EXPECT_EQ(handle.stats().lane_operations, 1U);
 }
 

@@ -25,8 +25,8 @@ enum class SlotShares : std::uint8_t { workers = 9, buffered = 5, gpu = 1, inlin
 [[nodiscard]] std::size_t slot_bytes_of(const HandleOptions& options, SlotShares shares) noexcept;
 
 // Whether a small transfer is cut into quarters, of at least cut_bytes_min each, if it goes through
-// slots or somebody waits for it (then up to cut_bytes_max). Not if the user chose a block size, a
-// depth below 4 or no overlap.
+// slots or somebody waits for it (then up to cut_bytes_max; memory of huge pages into halves). Not
+// if the user chose a block size, a depth below 4 or no overlap.
 inline constexpr std::uint64_t cut_bytes_min = std::uint64_t{256} << 10;
 inline constexpr std::uint64_t cut_bytes_max = std::uint64_t{4} << 20;
 [[nodiscard]] bool cuts_small_transfers(const HandleOptions& options) noexcept;

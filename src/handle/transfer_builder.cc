@@ -53,8 +53,8 @@ files::Pages pages_of(const files::OpenFile& file, const memory::Region* region)
 
 // What a transfer that somebody waits for is cut into, so that the drive works on all of it at once
 // and one piece is copied while others are under way.
-std::size_t quarter_of(const Part& part) noexcept {
-  return align_up(std::max<std::uint64_t>(part.bytes / 4, cut_bytes_min),
+std::size_t share_of(const Part& part, unsigned count) noexcept {
+  return align_up(std::max<std::uint64_t>(part.bytes / count, cut_bytes_min),
                   granularity_of(*part.file));
 }
 
@@ -82,9 +82,11 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
       .block_bytes = pages == files::Pages::usual ? usual : block_bytes(pages),
       .slot_block_bytes = align_down(std::min(usual, mover.slot_block_bytes), granularity)};
   if (cut.part_count == 1 && first.gpu < 0 && cuts_small_transfers(cut.options)) {
-    limits.slot_block_bytes = std::min(limits.slot_block_bytes, quarter_of(first));
+    limits.slot_block_bytes = std::min(limits.slot_block_bytes, share_of(first, 4));
     if (cut.caller == Caller::waits && first.bytes <= cut_bytes_max) {
-      limits.block_bytes = std::min(limits.block_bytes, quarter_of(first));
+      // A request of huge pages has one segment: two are as quick as four, and cost less.
+      const unsigned count = pages == files::Pages::huge ? 2 : 4;
+      limits.block_bytes = std::min(limits.block_bytes, share_of(first, count));
     }
   }
   return limits;

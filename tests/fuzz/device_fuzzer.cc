@@ -53,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return bytes >= std::size_t{256} << 10 && bytes <= max && (bytes & (bytes - 1)) == 0;
   };
   fuzz::promise(is_size(device.block_bytes, std::size_t{1} << 20), "block_bytes has limits");
-  fuzz::promise(is_size(device.huge_page_block_bytes, std::size_t{2} << 20),
+  fuzz::promise(is_size(device.huge_page_block_bytes, std::size_t{4} << 20),
                 "huge_page_block_bytes has limits");
   fuzz::promise(device.queue_depth > 0 && device.disks > 0, "a device has a queue and a disk");
   fuzz::promise(device.numa_node >= -1 && device.numa_node < 1024, "a node has a number");
