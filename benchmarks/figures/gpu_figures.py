@@ -297,10 +297,13 @@ def checkpoint_rows(folder: Path, program: Path, pairs: int) -> None:
         torch.cuda.reset_peak_memory_stats()
         here, there = resident_bytes(), torch.cuda.memory_allocated()
         loaded = load()
-        most = torch.cuda.max_memory_allocated() - there - GiB
-        print(f"memory beyond the tensors of 1 GiB: {most / MiB:.1f} MiB on the GPU, "
-              f"{(resident_bytes() - here) / MiB:.1f} MiB here")  # fmt: skip
+        held = torch.cuda.memory_allocated()  # torch rounds up the memory of each tensor
+        most = torch.cuda.max_memory_allocated() - held
+        grown = resident_bytes() - here
+        print(f"the tensors take {(held - there) / MiB:.1f} MiB on the GPU; loading takes "
+              f"{most / MiB:.1f} MiB more there and {grown / MiB:.1f} MiB here")  # fmt: skip
         check(loaded)
+        del loaded
         path.unlink()
 
 

@@ -42,10 +42,15 @@ def wait_for(operation: Operation, total: int, report: Callable[[int, int], obje
         operation.wait()
         report(total, total)
     except BaseException:
-        operation.cancel()
-        while not operation.done():
-            time.sleep(0.001)
+        end(operation)
         raise
+
+
+def end(operation: Operation) -> None:
+    """Cancels a read, and returns when nobody touches its memory any more."""
+    operation.cancel()
+    while not operation.done():
+        time.sleep(0.001)
 
 
 class ProgressReport:

@@ -1,5 +1,7 @@
 """get_slice() beside that of the package safetensors: the same parts, the same refusals."""
 
+import functools
+
 import pytest
 
 pytest.importorskip("safetensors")
@@ -194,3 +196,58 @@ def test_a_part_does_not_keep_the_rest_in_memory(large):
         part = file.get_slice("t")[::64, :10]
     assert part.untyped_storage().nbytes() == 4 * 10 * 4
     assert torch.equal(part, tensor[::64, :10])
+
+
+@settings(
+    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(asked=some.dictionaries(some.sampled_from([str(shape) for shape in SHAPES]), indexes))
+@pytest.mark.parametrize(("framework", "backend"), MODES)
+def test_several_slices_are_what_each_alone_is(path, framework, backend, asked):
+    with ours.safe_open(path, framework, backend=backend) as file:
+        alone = {
+            name: outcome(functools.partial(file.get_slice(name).__getitem__, index))
+            for name, index in asked.items()
+        }
+        together = outcome(lambda: file.get_slices(asked))
+        refused = [type(each) for each in alone.values() if isinstance(each, BaseException)]
+        if refused:
+            assert type(together) is refused[0]
+            return
+        assert list(together) == sorted(asked, key=file.offset_keys().index)
+        for name, one in alone.items():
+            assert together[name].dtype == one.dtype
+            assert together[name].shape == one.shape
+            assert (np.asarray(together[name]) == np.asarray(one)).all()
+
+
+def test_several_slices_are_one_read_of_their_bytes_alone(tmp_path):
+    tensors = {f"t{i}": torch.randn(64, 4096) for i in range(8)}
+    path = tmp_path / "x"
+    ours.torch.save_file(tensors, path)
+    reports = []
+    with ours.safe_open(path, "pt", progress=lambda *done: reports.append(done)) as file:
+        before = shared_handle().stats()["read_bytes"]
+        found = file.get_slices({name: slice(16, 48) for name in reversed(tensors)})
+        read = shared_handle().stats()["read_bytes"] - before
+        assert file.get_slices({}) == {}
+        with pytest.raises(ours.SafetensorError, match="does not contain tensor nobody"):
+            file.get_slices({"nobody": slice(1)})
+    assert list(found) == list(tensors)
+    assert all(torch.equal(found[name], tensors[name][16:48]) for name in tensors)
+    asked = sum(part.nbytes for part in found.values())
+    assert read == asked
+    assert reports[-1] == (asked, asked)
+
+
+def test_several_slices_of_a_damaged_file_name_the_tensor(tmp_path):
+    tensors = {f"t{i}": torch.randn(64, 64) for i in range(4)}
+    path = tmp_path / "x"
+    ours.torch.save_file(tensors, path, checksums=True)
+    bytes_of_file = bytearray(path.read_bytes())
+    bytes_of_file[-1] ^= 1
+    path.write_bytes(bytes_of_file)
+    with ours.safe_open(path, "pt", verify=True) as file:
+        assert torch.equal(file.get_slices({"t0": slice(3)})["t0"], tensors["t0"][:3])
+        with pytest.raises(ours.SafetensorError, match="t3"):
+            file.get_slices({name: slice(3) for name in tensors})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import math
 import mmap
 from itertools import islice
 
 from .. import _core
-from .._progress import report_of, wait_for
+from .._progress import end, report_of, wait_for
 from .._shared_handle import shared_handle
 from .devices import device_named, framework_named
 from .errors import (
@@ -19,20 +18,19 @@ from .errors import (
     header_error,
 )
 from .frameworks import ARENA_BYTES, NumpyArrays, TorchTensors
-from .indexing import box_by_safetensors, box_by_torch
 from .read_ahead import ReadAhead
-from .serialization import BITS
+from .slices import SafeSlice, part_of, whole_of
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, NamedTuple
 
     from .._core import Operation
     from .._progress import Progress
     from .frameworks import Framework
-    from .indexing import Range
+    from .slices import Part
 
     class Info(NamedTuple):
         """What the header says of a tensor."""
@@ -49,8 +47,8 @@ else:
 
     Info = namedtuple("Info", "name dtype shape file offset bytes")
 
-# Runs of fewer bytes cost more than the bytes between them.
-_RUN_BYTES_MIN = 512
+# Several parts are read so many bytes at a time, all of them at once.
+_WINDOW_BYTES = 64 << 20
 
 
 class OpenFile:
@@ -104,33 +102,22 @@ class OpenFile:
         reads = [(info.name, memory) for info, memory in zip(infos, memories) if info.bytes]
         return memories, self._start(reads)
 
-    def _memories(self, infos: Sequence[Info], shared_bytes_min: int = 0) -> list[Any]:
-        """Returns memory for each of these tensors. They share an arena, without gaps for what lies
-        between them in the file; those of fewer bytes than this do not share it."""
+    def _memories(self, wanted: Sequence[Info | Part], shared_bytes_min: int = 0) -> list[Any]:
+        """Returns memory for each of these tensors or parts. They share an arena, without gaps for
+        what lies between them in the file; those of fewer bytes than this do not share it."""
         positions, end = [], 0
-        for info in infos:
-            if info.bytes >= shared_bytes_min:
-                end += (info.offset - end) % mmap.PAGESIZE
+        for one in wanted:
+            if one.bytes >= shared_bytes_min:
+                end += (one.offset - end) % mmap.PAGESIZE
                 positions.append(end)
-                end += info.bytes
+                end += one.bytes
             else:
                 positions.append(-1)
         place = self._make.place(0, end)
         return [
-            self._make.memory(place if position >= 0 else None, position, info.bytes)
-            for info, position in zip(infos, positions)
+            self._make.memory(place if position >= 0 else None, position, one.bytes)
+            for one, position in zip(wanted, positions)
         ]
-
-    def _read(
-        self,
-        reads: list[tuple[Any, ...]],
-        total: int,
-        report: Callable[[int, int], object] | None = None,
-    ) -> None:
-        if not total:
-            return
-        with damage_is_a_safetensor_error():
-            wait_for(self._start(reads), total, report)
 
     def _whole(self, info: Info) -> Any:
         """Returns memory with the bytes of a tensor."""
@@ -139,14 +126,14 @@ class OpenFile:
             if memory is not None:
                 return memory
         (memory,) = self._memories([info])
-        self._read([(info.name, memory)], info.bytes)
+        if info.bytes:
+            with damage_is_a_safetensor_error():
+                wait_for(self._start([(info.name, memory)]), info.bytes, None)
         return memory
 
     def tensor(self, info: Info) -> Any:
         """Reads one tensor."""
-        shape = self._shape(info)
-        dtype = self._make.dtype(info.dtype)
-        return self._make.finished(self._make.tensor(self._whole(info), dtype, shape))
+        return self.part(whole_of(info, self._shape(info), self._make.finished))
 
     def tensors(
         self, names: Iterable[str] | None, report: Callable[[int, int], object] | None
@@ -159,31 +146,66 @@ class OpenFile:
             infos = [
                 Info(*self._rows[name]) for name in sorted(wanted, key=self._order.__getitem__)
             ]
-        shapes = [self._shape(info) for info in infos]
-        dtypes = [self._make.dtype(info.dtype) for info in infos]
-        memories = self._memories(infos)
-        reads = [(info.name, memory) for info, memory in zip(infos, memories) if info.bytes]
-        self._read(reads, sum(info.bytes for info in infos), report)
-        found = {}
-        for index, info in enumerate(infos):
-            tensor = self._make.tensor(memories[index], dtypes[index], shapes[index])
-            memories[index] = None
-            found[info.name] = self._make.finished(tensor)
+        parts = [whole_of(info, self._shape(info), self._make.finished) for info in infos]
+        return {info.name: tensor for info, tensor in zip(infos, self.parts(parts, report))}
+
+    def part(self, part: Part) -> Any:
+        """Reads a part of a tensor."""
+        if part.ranges is not None:
+            return self.parts([part], None)[0]
+        dtype = self._make.dtype(part.info.dtype)
+        return part.finish(self._make.tensor(self._whole(part.info), dtype, part.shape))
+
+    def parts(
+        self, parts: Sequence[Part], report: Callable[[int, int], object] | None
+    ) -> list[Any]:
+        """Reads these parts of tensors in one go. While the drive reads, memory for later ones is
+        made, and tensors of earlier ones."""
+        dtypes = iter([self._make.dtype(part.info.dtype) for part in parts])
+        total = sum(part.bytes for part in parts)
+        under_way: list[tuple[Sequence[Part], list[Any], Operation]] = []
+        found: list[Any] = []
+        done = 0
+
+        def tell(done_of_window: int, _: int) -> None:
+            if report is not None and total:
+                report(done + done_of_window, total)
+
+        try:
+            for window in _windows(parts):
+                memories = self._memories(window)
+                reads = [
+                    part.read_into(memory) for part, memory in zip(window, memories) if part.bytes
+                ]
+                under_way.append((window, memories, self._start(reads)))
+            for window, memories, operation in under_way:
+                length = sum(part.bytes for part in window)
+                with damage_is_a_safetensor_error():
+                    wait_for(operation, length, tell if report is not None else None)
+                done += length
+                for index, part in enumerate(window):
+                    tensor = self._make.tensor(memories[index], next(dtypes), part.shape)
+                    memories[index] = None
+                    found.append(part.finish(tensor))
+        except BaseException:
+            for _, _, operation in under_way:
+                end(operation)
+            raise
         return found
 
-    def box(self, info: Info, ranges: Sequence[Range]) -> Any:
-        """Reads a part of a tensor: these ranges of its dimensions."""
-        dtype = self._make.dtype(info.dtype)
-        sizes = [end - begin for begin, end in ranges]
-        if sizes == info.shape:
-            return self._make.tensor(self._whole(info), dtype, sizes)
-        bits = BITS[info.dtype]
-        length = math.prod(sizes) * bits // 8
-        row_bytes = math.prod(info.shape[1:]) * bits // 8
-        offset = info.offset + (ranges[0][0] * row_bytes if ranges and length else 0)
-        memory = self._make.memory(self._make.place(offset, length), offset, length)
-        self._read([(info.name, memory, ranges)], length)
-        return self._make.tensor(memory, dtype, sizes)
+    def slices(
+        self,
+        indexes: Mapping[str, Any],
+        torch_indexes: bool,
+        report: Callable[[int, int], object] | None,
+    ) -> dict[str, Any]:
+        """Reads an index of each of these tensors, in one go and in the order of the file."""
+        parts = [
+            part_of(self, self.info(name), index, torch_indexes) for name, index in indexes.items()
+        ]
+        parts.sort(key=lambda part: self._order[part.info.name])
+        found = self.parts(parts, report)
+        return {part.info.name: tensor for part, tensor in zip(parts, found)}
 
     def finished(self, tensor: Any) -> Any:
         return self._make.finished(tensor)
@@ -199,76 +221,24 @@ class OpenFile:
         return [*info.shape[:-1], info.shape[-1] // 2]
 
 
+def _windows(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """Yields runs of parts, each of so many bytes or little more."""
+    first, length = 0, 0
+    for index, part in enumerate(parts):
+        length += part.bytes
+        if length >= _WINDOW_BYTES:
+            yield parts[first : index + 1]
+            first, length = index + 1, 0
+    if first < len(parts):
+        yield parts[first:]
+
+
 def _opening_error(error: OSError, path: str) -> Exception:
     if error.errno == errno.EBADMSG:
         return header_error(error, "Error while deserializing header")
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):
         return FileNotFoundError(f"No such file or directory: {path}")
     return error
-
-
-class SafeSlice:
-    """A tensor of a file before it is read. Index it to read what you need of it."""
-
-    def __init__(self, file: OpenFile, info: Info, by_torch: bool) -> None:
-        self._file = file
-        self._info = info
-        self._by_torch = by_torch
-
-    def get_shape(self) -> list[int]:
-        """Returns the shape of the whole tensor."""
-        return list(self._info.shape)
-
-    def get_dtype(self) -> str:
-        """Returns the name of its dtype in files: "F32"."""
-        return self._info.dtype
-
-    def __getitem__(self, index: Any) -> Any:
-        shape = self._info.shape
-        if not self._by_torch:
-            return self._part(*box_by_safetensors(index, shape, BITS[self._info.dtype]))
-        box = box_by_torch(index, shape)
-        if box is not None:
-            return self._part(*box)
-        # torch finds what is wrong with the index, if anything is, before we read.
-        import torch
-
-        torch.empty((), dtype=torch.uint8, device="cpu").expand(shape)[index]
-        whole = self._file.box(self._info, [(0, size) for size in shape])
-        return self._file.finished(whole[index])
-
-    def _part(self, ranges: list[Range], rest: tuple[Any, ...]) -> Any:
-        shape = self._info.shape
-        if self._file.verify:
-            wider = [(0, size) for size in shape]  # checksums are of whole tensors
-        else:
-            wider = _widened(ranges, shape, BITS[self._info.dtype])
-        tensor = self._file.box(self._info, wider)
-        if wider != ranges:
-            tensor = tensor[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ranges, wider))]
-        if any(item != slice(None) for item in rest):
-            tensor = tensor[rest if self._file.by_torch else (*rest, ...)]  # no scalar of NumPy's
-        if self._file.by_torch:
-            return self._file.finished(tensor.contiguous())
-        return tensor if tensor.flags.c_contiguous else tensor.copy()
-
-
-def _widened(ranges: list[Range], shape: Sequence[int], bits: int) -> list[Range]:
-    """Returns the ranges to read: whole rows where a part of each would be many short runs."""
-    wider = list(ranges)
-    run_bits = bits
-    for dimension in reversed(range(len(shape))):
-        begin, end = wider[dimension]
-        run_bits *= end - begin
-        if (begin, end) == (0, shape[dimension]):
-            continue
-        above = math.prod(end - begin for begin, end in wider[:dimension])
-        if above > 1 and run_bits < 8 * _RUN_BYTES_MIN:
-            run_bits = run_bits // max(end - begin, 1) * shape[dimension]
-            wider[dimension] = (0, shape[dimension])
-        else:
-            break
-    return wider
 
 
 class safe_open:  # noqa: N801
@@ -278,8 +248,8 @@ class safe_open:  # noqa: N801
     `device` is a device of torch. Tensors are in memory of their own and outlive the file.
 
     Beyond safetensors: `verify=True` checks the checksums of a file that was saved with them;
-    `progress` is True for a bar in get_tensors(), or a function of (done bytes, total bytes);
-    `mapping=True` maps the file, as the package safetensors does.
+    `progress` is True for a bar in get_tensors() and get_slices(), or a function of (done bytes,
+    total bytes); `mapping=True` maps the file, as the package safetensors does.
     """
 
     _inner: OpenFile | None
@@ -347,6 +317,14 @@ class safe_open:  # noqa: N801
         """Returns an object to index: it reads the rows and columns that you ask for."""
         opened = self._opened()
         return SafeSlice(opened, opened.info(name), self._torch_indexes)
+
+    def get_slices(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads parts of tensors, an index by name, as one read in the order of the file.
+
+        >>> file.get_slices({"embedding": slice(100, 200), "head": (slice(None), slice(0, 32))})
+        """
+        opened = self._opened()
+        return opened.slices(parts, self._torch_indexes, self._report)
 
     def __enter__(self) -> safe_open:
         return self
