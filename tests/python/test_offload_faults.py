@@ -165,6 +165,26 @@ def test_what_cannot_be_written_is_no_matter_to_other_layers(tmp_path):
         assert not model[0].weight.any()
 
 
+def test_memory_that_is_still_held_is_waited_for_beside_what_cannot_be_written(tmp_path):
+    with overbooked_drive(tmp_path) as (drive, fill), torch.no_grad():
+        model, x = make_model(4), torch.ones(1, WIDTH)
+        expected = model[2](model[1](x))
+        weights = tensorferry.offload.parameters(model, drive, max_cpu_bytes=9 * MiB)
+        fill()
+        with weights.gather(model[0]):
+            model[0].weight.zero_()
+        held = []
+        hook = model[1].register_forward_pre_hook(lambda *_: held.append(model[1].weight.data))
+        first = model[1](x)
+        hook.remove()
+        assert len(held) == 1
+        release = threading.Timer(0.1, held.clear)
+        release.start()
+        assert torch.equal(model[2](first), expected)
+        release.join()
+        weights.close(restore=True)
+
+
 def test_an_interrupted_offload_leaves_every_weight_as_it_was(tmp_path, monkeypatch):
     model = torch.nn.TransformerEncoderLayer(64, 4, 256)
     before = [param.detach().clone() for param in model.parameters()]

@@ -21,15 +21,16 @@ class WeightMemory:
         self._space = space
         self._gpu_pool = gpu_pool
 
-    def take(self, nbytes: int) -> torch.Tensor | None:
-        """Takes memory. Returns None if so much is not free."""
+    def take(self, nbytes: int, timeout: float = 0) -> torch.Tensor | None:
+        """Takes memory. Returns None if so much is not free, and on the CPU does not become free
+        within `timeout` seconds."""
         if self._gpu_pool is not None:
             try:
                 return self._gpu_pool.take(nbytes)
             except torch.OutOfMemoryError:
                 return None
         try:
-            buffer = self._space.take(nbytes, 0)
+            buffer = self._space.take(nbytes, timeout)
         except TimeoutError:
             return None
         with torch.inference_mode(False):  # autograd may need it later

@@ -17,6 +17,8 @@ from .unit import Unit, Unwritten, each
 from .use_order import UseOrder
 
 _log = logging.getLogger("tensorferry")
+# How long the memory of a unit that has gone may take to come back.
+_RELEASE_SECONDS = 1.0
 
 
 class Residency:
@@ -52,11 +54,20 @@ class Residency:
 
     def _take(self, unit: Unit) -> torch.Tensor:
         """Returns memory for a unit, over the limit if need be."""
+        evicted = False
         while True:
             if (memory := self._memory.take(unit.nbytes)) is not None:
                 return memory
-            if not self._evict_one(self._idle()):
-                return self._take_more(unit)
+            try:
+                if not self._evict_one(self._idle()):
+                    return self._take_more(unit)
+            except (OSError, RuntimeError):
+                # The memory of a unit that has gone may still be with the thread that has read it.
+                memory = self._memory.take(unit.nbytes, _RELEASE_SECONDS if evicted else 0)
+                if memory is None:
+                    raise
+                return memory
+            evicted = True
 
     def _take_ahead(self, unit: Unit, ahead: int) -> torch.Tensor | None:
         """Returns memory for a unit that is needed `ahead` uses from now, or None if units that are
