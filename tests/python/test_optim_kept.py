@@ -116,6 +116,46 @@ def test_what_stays_is_not_moved(tmp_path, limit, share):
     assert optimizer._store.kept.nbytes == 0
 
 
+@pytest.mark.parametrize(
+    "dtype, options, expected",
+    [
+        (torch.float32, {}, 8),
+        (torch.bfloat16, {}, 10),
+        (torch.float16, {}, 12),
+        (torch.float32, dict(max_cpu_bytes="50%"), 4),
+        (torch.float32, dict(max_cpu_bytes="100%"), 0),
+    ],
+)
+def test_stats_have_the_bytes_of_a_parameter_and_the_wear_of_a_day(
+    tmp_path, dtype, options, expected
+):
+    params = [torch.nn.Parameter(torch.randn(MiB // 4).to(dtype)) for _ in range(10)]
+    optimizer = adamw(params, tmp_path, **options)
+    keys = ("read_bytes_per_parameter", "written_bytes_per_parameter", "written_bytes_per_day")
+    assert [optimizer.stats()[key] for key in keys] == [0, 0, 0]
+    for step in range(21):
+        give_gradients(step, params)
+        optimizer.step()
+    stats = optimizer.stats()
+    assert stats["read_bytes_per_parameter"] == pytest.approx(expected, rel=0.01)
+    assert stats["written_bytes_per_parameter"] == pytest.approx(expected, rel=0.01)
+    assert (stats["written_bytes_per_day"] > 0) == (expected > 0)
+    optimizer.close()
+
+
+def test_the_bytes_of_a_parameter_include_gradients_on_the_drive(tmp_path):
+    params = large()
+    optimizer = adamw(params, tmp_path, offload_gradients=True)
+    for _ in range(10):
+        sum((param * param).sum() for param in params).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # Some gradients may still be on their way when a step begins.
+    assert optimizer.stats()["written_bytes_per_parameter"] == pytest.approx(12, rel=0.1)
+    assert optimizer.stats()["read_bytes_per_parameter"] == pytest.approx(12, rel=0.1)
+    optimizer.close()
+
+
 def test_what_stays_is_spread_over_the_step(tmp_path):
     """So that the drive reads while torch computes what is in memory."""
     optimizer = adamw(large(), tmp_path, max_cpu_bytes="50%", fast_init=False)

@@ -23,6 +23,7 @@ from .stepper import Stepper
 from .store import StateStore
 from .sub_groups import LEAST_BYTES, Group, Needs, SubGroups
 from .supported import check
+from .traffic import Traffic
 
 _log = logging.getLogger("tensorferry")
 
@@ -79,6 +80,7 @@ class Offloaded(torch.optim.Optimizer):
         self._sub_groups = SubGroups(buffer_bytes, needs)
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
+        self._traffic = Traffic()
         self._store: StateStore | None = None
         self._gradients: GradientStore | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -194,6 +196,7 @@ class Offloaded(torch.optim.Optimizer):
                 loss = closure()
         store = self._open()
         store.settle()
+        self._traffic.begin_step(store.space.stats())
         sub_groups = self._sub_groups
         if not sub_groups.has_states:
             self._cut_for(self.param_groups, store)
@@ -277,11 +280,21 @@ class Offloaded(torch.optim.Optimizer):
     # --- life ---
 
     def stats(self) -> dict[str, Any]:
-        """What the swap space holds and has moved, as SwapSpace.stats(), and `kept_bytes`: bytes of
-        states that stay in memory."""
+        """What the swap space holds and has moved, as SwapSpace.stats(), and besides:
+
+        - `kept_bytes`: bytes of states that stay in memory.
+        - `read_bytes_per_parameter`, `written_bytes_per_parameter`: bytes of the drive for each
+          parameter in a step, gradients between the steps too; the average of the last ones.
+        - `written_bytes_per_day`: what the drive takes in a day at the pace of these steps.
+        """
         if self._store is None:
             raise RuntimeError("this optimizer is closed")
-        return {**self._store.space.stats(), "kept_bytes": self._store.kept.nbytes}
+        parameters = sum(s.numel for own in self._sub_groups.shards.values() for s in own)
+        return {
+            **self._store.space.stats(),
+            "kept_bytes": self._store.kept.nbytes,
+            **self._traffic.stats(parameters),
+        }
 
     def close(self) -> None:
         """Waits for its writes and removes its files. The optimizer ends."""
