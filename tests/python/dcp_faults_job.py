@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from tensorferry.dcp import Reader, Writer
 
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
-from loop_mount import unmount
+from loop_mount import mount_anew, unmount
 
 EXT4_IOC_SHUTDOWN = 0x8004587D  # in no header
 JOURNAL_FLUSHED, JOURNAL_LOST = 1, 2
@@ -129,7 +129,6 @@ def cut_power(point, how):
 def power_cuts(image, point, layout, rounds):
     """The drive loses power at some moment of a save by two ranks, and comes back."""
     rng = random.Random(12)
-    mount = ["mount", "-o", "loop", image, point]
     orders, answers = [os.pipe() for _ in range(2)], [os.pipe() for _ in range(2)]
     folder = os.path.join(point, "checkpoint")
     job = [folder, layout, orders, answers]
@@ -147,7 +146,7 @@ def power_cuts(image, point, layout, rounds):
     def wait():
         return [os.read(read_end, 100) for read_end, _ in answers]
 
-    subprocess.run(mount, check=True)
+    subprocess.run(["mount", "-o", "loop", image, point], check=True)
     try:
         step, saved, lost, usual = 1, 0, 0, 0.0
         for _ in range(3):  # the first save also opens what later ones use
@@ -161,8 +160,7 @@ def power_cuts(image, point, layout, rounds):
             known = bool(select.select([answers[0][0]], [], [], 0)[0])
             cut_power(point, JOURNAL_FLUSHED if number % 3 == 0 else JOURNAL_LOST)
             assert wait()[0] == b"saved" or not known
-            unmount(point)
-            subprocess.run(mount, check=True)
+            mount_anew(image, point)
             found = value_in(folder)
             assert found in (step, step + 1), (number, step, found)
             assert found > step or not known, f"cut {number}: a save was lost that had returned"

@@ -8,7 +8,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from loop_mount import loop_mount, unmount
+from loop_mount import loop_mount, mount_anew, unmount
 
 __all__ = [
     "FailingDrive",
@@ -87,8 +87,7 @@ class PowerCutDrive:
 
     def again(self):
         """Mounts the file system anew, which replays its journal."""
-        unmount(self.point)
-        subprocess.run(["mount", "-o", "loop", self._image, self.point], check=True)
+        mount_anew(self._image, self.point)
 
 
 @contextmanager

@@ -25,6 +25,21 @@ def unmount(point):
     raise AssertionError(f"umount {point}: {done.stderr}")
 
 
+def mount_anew(image, point):
+    """Mounts an image once more, after its file system was shut down. While a process in a mount
+    namespace of its own still has the old mount, the kernel would give us that one back."""
+    unmount(point)
+    for _ in range(UNMOUNT_ATTEMPTS):
+        subprocess.run(["mount", "-o", "loop", image, point], check=True)
+        try:
+            os.close(os.open(point, os.O_TMPFILE | os.O_RDWR))
+            return
+        except OSError:
+            unmount(point)
+            time.sleep(UNMOUNT_PAUSE_SECONDS)
+    raise AssertionError(f"{image}: another process keeps the file system that was shut down")
+
+
 @contextmanager
 def loop_mount(place, kind="ext4", size="4G", options="loop"):
     """Makes and mounts one below `place`; skips the test where that cannot be done."""
