@@ -19,6 +19,8 @@ export PYTHON
 export CMAKE_CXX_COMPILER_LAUNCHER := $(CURDIR)/scripts/launch_compiler.sh
 export CCACHE_BASEDIR = $(CURDIR)
 export CCACHE_NOHASHDIR = 1
+# setup.sh leaves it to Python to compile what it imports, once: without this variable.
+unexport PYTHONDONTWRITEBYTECODE
 # A wheel is compiled by what Python was, g++: by its other name ccache has the objects already.
 ifeq ($(origin CXX),default)
 export CXX := c++

@@ -1,5 +1,6 @@
 """The GIL, Ctrl-C, and everything that can end while I/O is in flight: figure F11."""
 
+import collections
 import gc
 import os
 import threading
@@ -334,10 +335,12 @@ def test_nothing_leaks_over_many_operations(path):
     buffer = bytearray(4096)
 
     def work(count):
+        under_way = collections.deque(maxlen=1000)
         for _ in range(count):
             handle.read_now(buffer, path)
-            handle.read(buffer, path, 4096)
-        handle.read(buffer, path).wait()
+            under_way.append(handle.read(buffer, path, 4096))
+        for operation in under_way:  # each has a descriptor until it is done
+            operation.wait()
 
     def measure():
         gc.collect()
