@@ -65,8 +65,8 @@ std::string round_text(const bench::Round& round, std::size_t number, Objective 
       "Round {}: {:3} candidates{}, {} passes of {}, {:.1f} s; best: {}, {}{}; {} stay", number,
       round.candidates.size(),
       round.left_out > 0 ? fmt::format(" (no time for {} more)", round.left_out) : "",
-      best.scores.size(), bench::size_text(round.transfer_bytes),
-      round.seconds, describe(best.point), figure_of(best, objective),
+      best.scores.size(), bench::size_text(round.transfer_bytes), round.seconds,
+      describe(best.point), figure_of(best, objective),
       best.scores.size() > 1 ? fmt::format(" ±{:.1f} %", best.margin() / best.score() * 100) : "",
       kept);
 }
