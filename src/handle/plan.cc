@@ -61,15 +61,21 @@ void Plan::plan_direct_read(const Rules& rules) {
   const std::uint64_t end = offset_ + bytes_;
   const std::uint64_t first = align_up(offset_, rules.offset_alignment);
   const std::uint64_t last = align_down(end, rules.offset_alignment);
+  const auto shortened = [](std::uint64_t begin, std::uint64_t stop, std::size_t block_bytes) {
+    return stop - begin > block_bytes ? begin % page_bytes() : 0;
+  };
   const auto through_slots = [&](std::uint64_t wanted_begin, std::uint64_t wanted_end) {
     if (wanted_begin == wanted_end) return;
-    add({.begin = align_down(wanted_begin, rules.offset_alignment),
-         .end = align_up(wanted_end, rules.offset_alignment),
+    const std::uint64_t covered = align_down(wanted_begin, rules.offset_alignment);
+    const std::uint64_t stop = align_up(wanted_end, rules.offset_alignment);
+    add({.begin = covered,
+         .end = stop,
          .wanted_begin = wanted_begin,
          .wanted_end = wanted_end,
          .block_bytes = limits_.slot_block_bytes,
          .descriptor = Descriptor::direct,
-         .in_place = false});
+         .in_place = false,
+         .shortened = shortened(covered, stop, limits_.slot_block_bytes)});
   };
 
   const bool ragged = first != offset_ || last != end;
@@ -80,13 +86,15 @@ void Plan::plan_direct_read(const Rules& rules) {
     return;
   }
   through_slots(offset_, first);
+  const std::uint64_t short_by = shortened(first, last, limits_.block_bytes);
   add({.begin = first,
        .end = last,
        .wanted_begin = first,
        .wanted_end = last,
        .block_bytes = limits_.block_bytes,
        .descriptor = Descriptor::direct,
-       .in_place = true});
+       .in_place = true,
+       .shortened = short_by % rules.memory_alignment == 0 ? short_by : 0});
   through_slots(last, end);
 }
 
@@ -139,8 +147,9 @@ Block Plan::block(std::uint64_t index) const {
     index -= section->count();
     ++section;
   }
-  const std::uint64_t begin = section->begin + index * section->block_bytes;
-  const std::uint64_t end = std::min<std::uint64_t>(section->end, begin + section->block_bytes);
+  const std::uint64_t border = section->begin - section->shortened + index * section->block_bytes;
+  const std::uint64_t begin = std::max(section->begin, border);
+  const std::uint64_t end = std::min<std::uint64_t>(section->end, border + section->block_bytes);
   const std::uint64_t wanted_begin = std::max(begin, section->wanted_begin);
   const std::uint64_t wanted_end = std::min(end, section->wanted_end);
   return {.offset = begin,

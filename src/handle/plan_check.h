@@ -139,6 +139,13 @@ inline void check_block(const PlanCase& input, const Plan& plan, std::uint64_t i
   const std::uint64_t wanted_end = block.wanted_offset + block.wanted_bytes;
   const bool last = index + 1 == plan.block_count();
   require(index > 0 || block.wanted_offset == input.offset, "the first block begins the range");
+  const bool direct = input.rules.direct && block.descriptor == Descriptor::direct;
+  const bool follows = index > 0 && plan.block(index - 1).memory != nullptr;
+  // Else the memory of blocks that begin on pages might not be aligned.
+  const bool free = input.rules.memory_alignment <= input.rules.offset_alignment;
+  require(
+      !direct || !free || !follows || block.memory == nullptr || block.offset % page_bytes() == 0,
+      "a direct block in place after another one begins on a page");
   require(wanted_end == (last ? input.offset + plan.bytes() : plan.block(index + 1).wanted_offset),
           "each block ends where the next begins");
 }

@@ -187,6 +187,22 @@ TEST(Plan, reads_the_middle_of_a_long_unaligned_range_in_place) {
   EXPECT_EQ(plan.block(4).wanted_bytes, 100u);
 }
 
+TEST(Plan, begins_later_requests_on_pages) {
+  // In place, and through slots.
+  for (const std::uint64_t address : {page_address + 512, page_address + 1}) {
+    const PlanCase input = one_piece(Direction::read, 512, 3 * MiB, address);
+    const Plan plan = plan_of(input);
+    const std::uint64_t block_bytes = plan.needs_slots() ? 256 * KiB : 1 * MiB;
+    ASSERT_EQ(plan.block_count(), 3 * MiB / block_bytes + 1);
+    EXPECT_EQ(plan.block(0).bytes, block_bytes - 512);
+    for (std::uint64_t i = 1; i < plan.block_count(); ++i) {
+      EXPECT_EQ(plan.block(i).offset, i * block_bytes);
+    }
+    EXPECT_EQ(plan.block(plan.block_count() - 1).bytes, 512u);
+    EXPECT_EQ(check_plan(input), "");
+  }
+}
+
 TEST(Plan, costs_no_memory_or_time_for_an_enormous_range) {
   const PlanCase input = one_piece(Direction::read, 0, std::uint64_t{1} << 50);
   EXPECT_EQ(plan_of(input).block_count(), std::uint64_t{1} << 30);
