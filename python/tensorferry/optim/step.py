@@ -166,6 +166,7 @@ class Step:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
         ahead of it has arrived."""
         known = {field.shard for field in group.fields}
+        whole = {field.shard for field in group.fields if field.name == "master"}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
         record_bytes = page_up(max(group.record_bytes, spare))
@@ -178,7 +179,7 @@ class Step:
             if shard.master or self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
-            if shard.cuts_master:
+            if shard.cuts_master and shard not in whole:
                 masters[shard] = slice(end, end := end + page_up(4 * shard.numel))
         memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
         if memory is None:
