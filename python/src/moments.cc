@@ -22,11 +22,8 @@
 #include "elements.h"
 #include "gil_release.h"
 
-// Two versions of a function, of which the processor gets the better one when the module is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define TENSORFERRY_AVX2_TOO __attribute__((target_clones("avx2", "default")))
-#else
-#define TENSORFERRY_AVX2_TOO
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 namespace tensorferry::python {
@@ -45,13 +42,26 @@ constexpr std::int32_t least_normal_bits = 0x00800000;
 // Whether a moment may be negative.
 enum class Sign : std::uint8_t { either, never };
 
+constexpr int decades = 7;
+
+// Where a number lies in a map, computed rather than looked up: within a decade the codes are
+// evenly spaced. The first entry is for numbers below all decades.
+struct Ranks {
+  std::array<float, decades> thresholds;  // the largest number below each decade
+  // The rank of a number, counted from zero: factor * number + offset, rounded up, and not more
+  // than this.
+  alignas(32) std::array<float, decades + 1> factors;
+  alignas(32) std::array<float, decades + 1> offsets;
+  alignas(32) std::array<float, decades + 1> most;
+};
+
 // The numbers that codes stand for, and the code of any number.
 class Map {
  public:
   explicit Map(Sign sign) : sign_(sign) {
     std::vector<double> numbers = {0.0, 1.0};
-    for (int decade = 0; decade < 7; ++decade) {
-      const int count = (sign == Sign::either ? 1 : 2) << decade;
+    for (int decade = 0; decade < decades; ++decade) {
+      const int count = decade_count(decade);
       for (int i = 0; i < count; ++i) {
         const double number = (0.1 + 0.9 * (i + 0.5) / count) / std::pow(10.0, 6 - decade);
         numbers.push_back(number);
@@ -59,6 +69,8 @@ class Map {
       }
     }
     std::sort(numbers.begin(), numbers.end());
+    zero_ =
+        static_cast<std::size_t>(std::find(numbers.begin(), numbers.end(), 0.0) - numbers.begin());
     for (std::size_t code = 0; code < codes; ++code) {
       values_[code] = static_cast<float>(numbers[code]);
       bounds_[code] = code == last_code
@@ -72,10 +84,15 @@ class Map {
       first_[top] = static_cast<std::uint8_t>(std::count_if(
           bounds_.begin(), bounds_.end(), [&](float bound) { return bound < least; }));
     }
+    set_ranks();
   }
 
   [[nodiscard]] const std::array<float, codes>& values() const noexcept { return values_; }
   [[nodiscard]] const std::array<float, codes>& bounds() const noexcept { return bounds_; }
+
+  [[nodiscard]] const Ranks& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] Sign sign() const noexcept { return sign_; }
+  [[nodiscard]] std::size_t zero() const noexcept { return zero_; }  // its code
 
   // The number of bounds below a number. The 16 bits that it begins with leave one of two.
   [[nodiscard]] std::uint8_t code(float number) const noexcept {
@@ -94,7 +111,33 @@ class Map {
   }
 
  private:
+  [[nodiscard]] int decade_count(int decade) const noexcept {
+    return (sign_ == Sign::either ? 1 : 2) << decade;
+  }
+
+  void set_ranks() {
+    ranks_.factors[0] = 0;
+    ranks_.offsets[0] = -0.5;
+    ranks_.most[0] = 0;
+    int first = 1;  // rank of the decade
+    for (int decade = 0; decade < decades; ++decade) {
+      const auto at = static_cast<std::size_t>(decade);
+      const int count = decade_count(decade);
+      ranks_.thresholds[at] = bounds_[zero_ + static_cast<std::size_t>(first) - 1];
+      ranks_.factors[at + 1] = static_cast<float>(count / 0.9 * std::pow(10.0, 6 - decade));
+      ranks_.offsets[at + 1] = static_cast<float>(first - 1 - count / 9.0);
+      ranks_.most[at + 1] = static_cast<float>(first + count - 1);
+      first += count;
+    }
+    if (sign_ == Sign::never) {  // its lowest decade goes on down to zero
+      ranks_.factors[1] = 1 / bounds_[1];
+      ranks_.offsets[1] = 0;
+    }
+  }
+
   Sign sign_;
+  std::size_t zero_ = 0;
+  Ranks ranks_{};
   std::array<float, codes> values_{};
   std::array<float, codes> bounds_{};  // the largest number of each code
   std::array<std::uint8_t, 1U << 16U> first_{};
@@ -109,7 +152,7 @@ const Map& map_of(const std::string& moment) {
 }
 
 // (highest, magnitude) of a block, for Map::scale().
-TENSORFERRY_AVX2_TOO std::pair<std::int32_t, std::int32_t> extremes(const float* block) noexcept {
+std::pair<std::int32_t, std::int32_t> extremes(const float* block) noexcept {
   std::int32_t highest = std::numeric_limits<std::int32_t>::min();
   std::int32_t magnitude = 0;
   for (std::size_t i = 0; i < block_elements; ++i) {
@@ -121,9 +164,74 @@ TENSORFERRY_AVX2_TOO std::pair<std::int32_t, std::int32_t> extremes(const float*
   return {highest, magnitude};
 }
 
-TENSORFERRY_AVX2_TOO void divide(const float* block, float scale, float* quotients) noexcept {
-  for (std::size_t i = 0; i < block_elements; ++i) quotients[i] = block[i] / scale;
+void fill_codes_plain(const Map& map, const float* block, float scale,
+                      std::uint8_t* filled) noexcept {
+  for (std::size_t i = 0; i < block_elements; ++i) filled[i] = map.code(block[i] / scale);
 }
+
+#if defined(__x86_64__)
+
+// Eight at a time, by their ranks. Rounding makes a rank wrong by far less than `margin`: closer to
+// a bound than that, the map is asked.
+__attribute__((target("avx2"))) void fill_codes_avx2(const Map& map, const float* block,
+                                                     float scale, std::uint8_t* filled) noexcept {
+  constexpr float margin = 1e-3F;
+  const Ranks& ranks = map.ranks();
+  const bool negates = map.sign() == Sign::either;
+  const __m256 sign_bit = _mm256_set1_ps(-0.0F);
+  const __m256 divisor = _mm256_set1_ps(scale);
+  const __m256 top = _mm256_set1_ps(map.bounds()[last_code - 1]);
+  const __m256 top_rank = _mm256_set1_ps(static_cast<float>(last_code - map.zero()));
+  const __m256 factors = _mm256_load_ps(ranks.factors.data());
+  const __m256 offsets = _mm256_load_ps(ranks.offsets.data());
+  const __m256 most = _mm256_load_ps(ranks.most.data());
+  const __m256i zero = _mm256_set1_epi32(static_cast<int>(map.zero()));
+  for (std::size_t i = 0; i < block_elements; i += 8) {
+    const __m256 number = _mm256_div_ps(_mm256_loadu_ps(block + i), divisor);
+    const __m256 size =
+        negates ? _mm256_andnot_ps(sign_bit, number) : _mm256_max_ps(number, _mm256_setzero_ps());
+    __m256i decade = _mm256_setzero_si256();
+    for (const float threshold : ranks.thresholds) {
+      const __m256 above = _mm256_cmp_ps(size, _mm256_set1_ps(threshold), _CMP_GT_OQ);
+      decade = _mm256_sub_epi32(decade, _mm256_castps_si256(above));  // true is -1
+    }
+    const __m256 place =
+        _mm256_add_ps(_mm256_mul_ps(size, _mm256_permutevar8x32_ps(factors, decade)),
+                      _mm256_permutevar8x32_ps(offsets, decade));
+    const __m256 nearest = _mm256_round_ps(place, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256 distance = _mm256_andnot_ps(sign_bit, _mm256_sub_ps(place, nearest));
+    const __m256 is_top = _mm256_cmp_ps(number, top, _CMP_GT_OQ);
+    const __m256 is_close = _mm256_cmp_ps(distance, _mm256_set1_ps(margin), _CMP_LT_OQ);
+    if (_mm256_movemask_ps(_mm256_andnot_ps(is_top, is_close)) != 0) {
+      alignas(32) std::array<float, 8> numbers;  // NOLINT(*-member-init): filled at once
+      _mm256_store_ps(numbers.data(), number);
+      for (std::size_t j = 0; j < numbers.size(); ++j) filled[i + j] = map.code(numbers[j]);
+      continue;
+    }
+    const __m256 rank = _mm256_blendv_ps(
+        _mm256_min_ps(_mm256_ceil_ps(place), _mm256_permutevar8x32_ps(most, decade)), top_rank,
+        is_top);
+    __m256i coded = _mm256_cvttps_epi32(rank);
+    if (negates) coded = _mm256_sign_epi32(coded, _mm256_castps_si256(number));
+    coded = _mm256_add_epi32(coded, zero);
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(coded), _mm256_extracti128_si256(coded, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(filled + i), _mm_packus_epi16(words, words));
+  }
+}
+
+bool has_avx2() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") != 0;
+}
+
+const auto fill_codes = has_avx2() ? fill_codes_avx2 : fill_codes_plain;
+
+#else
+
+constexpr auto fill_codes = fill_codes_plain;
+
+#endif
 
 // Fills the codes of a whole block. Returns its scale.
 float quantize_block(const Map& map, const float* block, std::uint8_t* filled) noexcept {
@@ -133,10 +241,7 @@ float quantize_block(const Map& map, const float* block, std::uint8_t* filled) n
     std::memset(filled, scale == 0 ? map.code(0) : static_cast<int>(last_code), block_elements);
     return scale;
   }
-  std::array<float, block_elements> quotients;  // NOLINT(*-member-init): filled at once
-  divide(block, scale, quotients.data());
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < block_elements; ++i) filled[i] = map.code(quotients[i]);
+  fill_codes(map, block, scale, filled);
   return scale;
 }
 

@@ -64,9 +64,7 @@ def quantize_moment(name: str, values: object, codes: object, scales: object, th
     """
 
 def dequantize_moment(name: str, values: object, codes: object, scales: object, threads: int) -> None:
-    """
-    Fills a moment in fp32 from its codes and the scales of its blocks.
-    """
+    """Fills a moment in fp32 from its codes and the scales of its blocks."""
 
 class InvalidArgument(OSError, ValueError):
     """
