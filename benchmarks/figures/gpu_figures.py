@@ -29,6 +29,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tensorferry
 import tensorferry.safetensors.torch
@@ -159,7 +160,7 @@ def step_row(folder: Path, program: Path, pairs: int) -> None:
 
 
 # How the states of parameters in 16 bits are stored: (dtype, options).
-FORMS = {
+FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "12 bytes": (torch.float16, {}),  # whole masters
     "10 bytes": (torch.bfloat16, {}),
     "4 bytes": (torch.bfloat16, {"moments": "int8"}),

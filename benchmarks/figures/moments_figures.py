@@ -22,7 +22,7 @@ from tensorferry.optim.quantized_moments import NAMES, PACKED, pack_moments, unp
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 96, 4, 3, 128, 16
+WIDTH, HEADS, LAYERS, LENGTH, BATCH = 96, 4, 3, 128, 16
 EVALUATED = 100  # batches
 WARM_UP = 100  # steps
 RATE = 2e-3
@@ -57,7 +57,7 @@ class Bytes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, WIDTH)
-        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        self.places = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
 
@@ -74,8 +74,8 @@ def documents() -> tuple[Tensor, Tensor]:
 
 
 def loss_of(model: nn.Module, text: Tensor, generator: torch.Generator) -> Tensor:
-    starts = torch.randint(text.numel() - CONTEXT - 1, (BATCH, 1), generator=generator)
-    part = text[starts + torch.arange(CONTEXT + 1)]
+    starts = torch.randint(text.numel() - LENGTH - 1, (BATCH, 1), generator=generator)
+    part = text[starts + torch.arange(LENGTH + 1)]
     told = model(part[:, :-1])
     return nn.functional.cross_entropy(told.flatten(0, 1), part[:, 1:].flatten())
 

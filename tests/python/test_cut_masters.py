@@ -210,7 +210,7 @@ def test_a_state_dict_has_whole_masters_and_stays_what_it_was(tmp_path):
 
 @pytest.mark.parametrize("size", [300_000, MiB // 4])
 def test_one_buffer_is_enough_for_a_checkpoint(tmp_path, size):
-    """What is loaded has whole masters, which the next step cuts: that takes no room beside them."""
+    """What is loaded has whole masters. The next step cuts them, without room beside them."""
     mine, ours, theirs, reference = pair(
         tmp_path, large(2, size), buffer_count=1, buffer_bytes=2 * MiB
     )
