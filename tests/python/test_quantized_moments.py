@@ -9,6 +9,7 @@ from quantized_adamw import QuantizedAdamW, dequantized, dynamic_map, quantized
 from tensorferry import _core
 from tensorferry.optim.quantized_moments import (
     NAMES,
+    PACKED,
     dequantize_by_torch,
     pack_moments,
     packed_bytes,
@@ -225,10 +226,10 @@ def test_both_moments_are_packed_into_one_stretch(count):
     states = {name: spread(name, count) for name in NAMES}
     expected = {name: dequantized(name, *quantized(name, own)) for name, own in states.items()}
     pack_moments(states)
-    assert list(states) == ["moments"]
-    assert states["moments"].numel() == packed_bytes(count)
+    assert list(states) == [PACKED]
+    assert states[PACKED].numel() == packed_bytes(count)
     whole = {name: torch.full((count,), 7.0) for name in NAMES}
-    unpack_moments(states["moments"], whole)
+    unpack_moments(states[PACKED], whole)
     for name in NAMES:
         assert torch.equal(whole[name], expected[name])
 
@@ -442,7 +443,7 @@ def record_of(optimizer):
     found = []
     for group in optimizer._sub_groups:
         for field in group.fields:
-            if field.name == "moments":
+            if field.name == PACKED:
                 memory = torch.empty(field.nbytes, dtype=torch.uint8)
                 space.get(group.key, memory, field.offset).wait()
                 found.append(memory)

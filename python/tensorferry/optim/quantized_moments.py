@@ -26,7 +26,8 @@ from .. import _core
 from .masters import GPU_CHUNK
 
 CHOICES = ("fp32", "int8")  # of the forms that moments may have on the drive
-PACKED = "moments"  # the name of the state: the scales and codes of both
+# The name of the state, the scales and codes of both: no optimizer calls one of its own so.
+PACKED = "moments in 8 bits"
 NAMES = ("exp_avg", "exp_avg_sq")
 
 BLOCK = _core.MOMENT_BLOCK
