@@ -6,6 +6,8 @@ Each row is a ratio of two sides, measured in turns on the same file:
   NVIDIA's cuFile (torch.cuda.gds), torch.load().cuda() and torch.save(x.cpu());
 - the latency of small transfers against cuFile's;
 - a step of AdamW with states on the drive against the drive alone;
+- such a step with moments in 8 bits, also with half of them in memory, against 12 and 10 bytes for
+  each parameter;
 - a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
   threads;
 - load_file of a checkpoint of 1 GiB against raw io_uring, with the memory that it takes on both
@@ -27,6 +29,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tensorferry
 import tensorferry.safetensors.torch
@@ -154,6 +157,52 @@ def step_row(folder: Path, program: Path, pairs: int) -> None:
     optimizer.close()
     for path in files.values():
         path.unlink()
+
+
+# How the states of parameters in 16 bits are stored: (dtype, options).
+FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "12 bytes": (torch.float16, {}),  # whole masters
+    "10 bytes": (torch.bfloat16, {}),
+    "4 bytes": (torch.bfloat16, {"moments": "int8"}),
+    "4 bytes, half of it in memory": (
+        torch.bfloat16,
+        {"moments": "int8", "max_cpu_bytes": "50%"},
+    ),
+    "4 bytes, all of it on the GPU": (
+        torch.bfloat16,
+        {"moments": "int8", "max_gpu_bytes": "100%"},
+    ),
+}
+
+
+def moments_rows(folder: Path, pairs: int) -> None:
+    """Steps of 200 M parameters in 16 bits with masters, by what the drive has of each."""
+
+    @contextlib.contextmanager
+    def stepping(form: str):
+        dtype, options = FORMS[form]
+        params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda", dtype=dtype))
+                  for _ in range(8)]  # fmt: skip
+        for param in params:
+            param.grad = torch.ones_like(param)
+        states = folder / form.replace(" ", "-")
+        states.mkdir(exist_ok=True)
+        optimizer = tensorferry.optim.AdamW(params, 1e-3, nvme_path=states, **options)
+        for _ in range(2):
+            optimizer.step()
+        yield lambda: timed(lambda: (optimizer.step(), torch.cuda.synchronize()))
+        moved = optimizer.stats()["read_bytes_per_parameter"]
+        print(f"{form}: {moved:.2f} bytes per parameter read")
+        optimizer.close()
+
+    for form, against, target in (
+        ("4 bytes", "12 bytes", Target(2.5, True)),
+        ("4 bytes", "10 bytes", None),
+        ("4 bytes, half of it in memory", "12 bytes", Target(5.0, True)),
+        ("4 bytes, all of it on the GPU", "4 bytes", None),
+    ):
+        with stepping(form) as ours, stepping(against) as other:
+            row(f"AdamW step, 200 M, {form} / {against}", ours, other, pairs, target)
 
 
 def drop_cache(path: Path) -> None:
@@ -307,7 +356,7 @@ def checkpoint_rows(folder: Path, program: Path, pairs: int) -> None:
         path.unlink()
 
 
-GPU_SECTIONS = ("large", "small", "step", "set", "cached", "checkpoints")
+GPU_SECTIONS = ("large", "small", "step", "moments", "set", "cached", "checkpoints")
 
 
 def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
@@ -318,6 +367,8 @@ def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
         small_rows(folder, pairs)
     if "step" in options.sections:
         step_row(folder, ring, max(pairs // 2, 3))
+    if "moments" in options.sections:
+        moments_rows(folder, max(pairs // 2, 3))
     if "set" in options.sections:
         set_of_tensors(folder, options.set_gb * GB)
     if "checkpoints" in options.sections:

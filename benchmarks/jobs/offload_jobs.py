@@ -21,9 +21,17 @@ CACHE_BYTES = 400_000_000
 # Untimed steps or passes before the timed ones.
 UNTIMED = 2
 
+# How the states of parameters in 16 bits are stored: (dtype, options).
+FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "12 bytes": (torch.float16, {}),  # whole masters
+    "10 bytes": (torch.bfloat16, {}),
+    "4 bytes": (torch.bfloat16, {"moments": "int8"}),
+    "4 bytes in memory": (torch.bfloat16, {"moments": "int8", "max_cpu_bytes": "100%"}),
+}
 
-def parameters() -> list[torch.nn.Parameter]:
-    params = [torch.nn.Parameter(torch.ones(1000, 1000)) for _ in range(PARAMETERS)]
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.ones(1000, 1000, dtype=dtype)) for _ in range(PARAMETERS)]
     for param in params:
         param.grad = torch.full_like(param, 0.01)
     return params
@@ -43,13 +51,20 @@ class Tensorferry:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.optimizer: Any = None
+        self.form = ""
         self.model: Any = None
 
-    def step(self, repeat: int) -> dict[str, float]:
+    def step(self, repeat: int, form: str = "") -> dict[str, float]:
+        """With parameters in fp32, or in a form of FORMS."""
         import tensorferry.optim
 
-        if self.optimizer is None:
-            self.optimizer = tensorferry.optim.AdamW(parameters(), nvme_path=self.folder)
+        if self.optimizer is None or form != self.form:
+            self.release()
+            dtype, options = FORMS.get(form, (torch.float32, {}))
+            self.optimizer = tensorferry.optim.AdamW(
+                parameters(dtype), nvme_path=self.folder, **options
+            )
+            self.form = form
             self.optimizer.step()  # its files grow
         for _ in range(UNTIMED):
             self.optimizer.step()
@@ -60,6 +75,13 @@ class Tensorferry:
         seconds = (time.perf_counter() - start) / repeat
         moved = self.optimizer.stats()["written_bytes"] - before["written_bytes"]
         return {"repetition_seconds": seconds, "gb_per_second": 2 * moved / repeat / 1e9 / seconds}
+
+    def release(self) -> dict[str, float]:
+        """Frees the memory and the drive."""
+        if self.optimizer is not None:
+            self.optimizer.close()
+        self.optimizer = None
+        return {}
 
     def infer(self, rows: int, repeat: int) -> dict[str, float]:
         import tensorferry.offload

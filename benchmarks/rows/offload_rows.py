@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.rows.pairs import Target
 from benchmarks.rows.row import Row, seconds
 
 STEP_BYTES = 1_600_000_000  # moments of 200 M parameters in fp32, each way
+INT8_BYTES = 806_250_000  # lower halves of masters and moments in 8 bits of as many in bf16
 STEPS = 3
 PASSES = 8  # a pass takes a fifth of a second: fewer would measure the drive's swings
 
@@ -58,7 +60,11 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
     memory = JobProcess("offload_jobs.py", "torch", peers, "torch", folder)
     theirs = JobProcess("offload_jobs.py", "deepspeed", peers, "DeepSpeed", folder)
     bench.at_end += [ours.end, memory.end, theirs.end]
-    return [*step_rows(bench, ours, memory, theirs), *inference_rows(bench, ours, memory)]
+    return [
+        *step_rows(bench, ours, memory, theirs),
+        *int8_rows(bench, ours, peers),
+        *inference_rows(bench, ours, memory),
+    ]
 
 
 def step_rows(bench: Bench, ours: JobProcess, memory: JobProcess, theirs: JobProcess) -> list[Row]:
@@ -98,6 +104,43 @@ def step_rows(bench: Bench, ours: JobProcess, memory: JobProcess, theirs: JobPro
             seconds,
             peer="DeepSpeed",
         ),
+    ]
+
+
+def int8_rows(bench: Bench, ours: JobProcess, peers: Peers) -> list[Row]:
+    folder = str(bench.read_file.parent)
+    others = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
+    bench.at_end.append(others.end)
+
+    def step(process: JobProcess, form: str) -> Sample:
+        """The process that is not `ours` gives its memory back."""
+        sample = process.run("step", repeat=STEPS, form=form)
+        if process is others:
+            process.run("release")
+        return sample
+
+    def limit() -> Sample:
+        """The slower of the drive alone and the same arithmetic with all states in memory."""
+        drive = fio_pass(bench, "mix", 2 * INT8_BYTES)
+        return slower(drive, step(others, "4 bytes in memory"))
+
+    rows: list[tuple[str, Target | None, Callable[[], Sample]]] = [
+        ("the drive or torch alone", Target(1.10, at_least=False), limit),
+        ("12 bytes per parameter", None, partial(step, others, "12 bytes")),
+        ("10 bytes per parameter", None, partial(step, others, "10 bytes")),
+    ]
+    return [
+        Row(
+            "AdamW step, 200 M parameters in bf16, masters cut, moments in 8 bits, states on NVMe "
+            f"/ {against}",
+            "s",
+            target,
+            partial(step, ours, "4 bytes"),
+            other,
+            seconds,
+            peer="torch",
+        )
+        for against, target, other in rows
     ]
 
 

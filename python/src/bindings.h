@@ -16,6 +16,7 @@ namespace nb = nanobind;
 
 void bind_checksums(nb::module_& module);
 void bind_masters(nb::module_& module);
+void bind_moments(nb::module_& module);
 void bind_errors(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_memory(nb::module_& module);

@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "bindings.h"
 #include "buffer.h"
+#include "elements.h"
 #include "gil_release.h"
 
 namespace tensorferry::python {
@@ -36,25 +35,14 @@ std::uint32_t joined(std::uint16_t weight, std::uint16_t low) noexcept {
          static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int16_t>(low)));
 }
 
-// The elements of a buffer. Throws ValueError if it has not `count` of them.
-template <class Element>
-std::span<Element> elements(const Buffer& buffer, const char* name, std::size_t count) {
-  const std::span<std::byte> bytes = buffer.bytes();
-  if (bytes.size() != count * sizeof(Element) ||
-      reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(Element) != 0) {
-    throw nb::value_error((std::string(name) + " has not the elements that master has").c_str());
-  }
-  return {reinterpret_cast<Element*>(bytes.data()), count};
-}
-
 // Masters and what belongs to them, of `count` elements.
 class Masters {
  public:
   Masters(const Buffer& master, const Buffer& weights, const Buffer& low, const Buffer& digests)
-      : master_(elements<std::uint32_t>(master, "master", master.bytes().size() / 4)),
-        weights_(elements<const std::uint16_t>(weights, "weights", master_.size())),
-        low_(elements<std::uint16_t>(low, "low", master_.size())),
-        digests_(elements<std::uint64_t>(digests, "digests", blocks())) {
+      : master_(elements<std::uint32_t>(master, "master", master.bytes().size() / 4, "master")),
+        weights_(elements<const std::uint16_t>(weights, "weights", master_.size(), "master")),
+        low_(elements<std::uint16_t>(low, "low", master_.size(), "master")),
+        digests_(elements<std::uint64_t>(digests, "digests", blocks(), "master")) {
     if (master_.size() > UINT32_MAX) throw nb::value_error("master is too long: cut it");
   }
 
@@ -113,18 +101,6 @@ class Masters {
   std::span<std::uint64_t> digests_;
 };
 
-// Calls work(thread, begin, end) for stretches of blocks, in several threads.
-template <class Work>
-void in_threads(std::size_t blocks, std::size_t threads, const Work& work) {
-  threads = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(blocks / thread_blocks, 1));
-  std::vector<std::jthread> others;
-  for (std::size_t i = 1; i < threads; ++i) {
-    others.emplace_back(
-        [&work, i, blocks, threads] { work(i, blocks * i / threads, blocks * (i + 1) / threads); });
-  }
-  work(0, 0, blocks / threads);
-}
-
 std::size_t join_masters(nb::handle master, nb::handle weights, nb::handle low, nb::handle digests,
                          const nb::bytes& listed, unsigned threads) {
   const Buffer filled(master, Use::fill), taken(weights, Use::take), lower(low, Use::take),
@@ -135,9 +111,10 @@ std::size_t join_masters(nb::handle master, nb::handle weights, nb::handle low, 
   std::vector<std::size_t> changed(std::max(threads, 1U));
   {
     const GilRelease released;
-    in_threads(masters.blocks(), threads, [&](std::size_t thread, std::size_t at, std::size_t end) {
-      for (; at < end; ++at) changed[thread] += masters.join(at, entries) ? 0 : 1;
-    });
+    in_threads(masters.blocks(), thread_blocks, threads,
+               [&](std::size_t thread, std::size_t at, std::size_t end) {
+                 for (; at < end; ++at) changed[thread] += masters.join(at, entries) ? 0 : 1;
+               });
   }
   return std::accumulate(changed.begin(), changed.end(), std::size_t{0});
 }
@@ -150,9 +127,10 @@ nb::bytes cut_masters(nb::handle master, nb::handle weights, nb::handle low, nb:
   std::vector<std::vector<Listed>> listed(std::max(threads, 1U));
   {
     const GilRelease released;
-    in_threads(masters.blocks(), threads, [&](std::size_t thread, std::size_t at, std::size_t end) {
-      for (; at < end; ++at) masters.cut(at, listed[thread]);
-    });
+    in_threads(masters.blocks(), thread_blocks, threads,
+               [&](std::size_t thread, std::size_t at, std::size_t end) {
+                 for (; at < end; ++at) masters.cut(at, listed[thread]);
+               });
     for (std::size_t i = 1; i < listed.size(); ++i) {
       listed[0].insert(listed[0].end(), listed[i].begin(), listed[i].end());
     }

@@ -32,6 +32,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   nb::set_leak_warnings(false);  // at exit a thread may still hold the object that it waits for
   bind_checksums(module);
   bind_masters(module);
+  bind_moments(module);
   bind_errors(module);
   bind_files(module);
   bind_memory(module);

@@ -51,6 +51,21 @@ def cut_masters(master: object, weights: object, low: object, digests: object, t
     Cuts masters in fp32 that have been rounded to weights in bf16: fills `low` and `digests`. Returns the list of masters that the weights and `low` do not give back.
     """
 
+MOMENT_BLOCK: int = 256
+
+def moment_map(name: str) -> tuple[bytes, bytes]:
+    """
+    Returns the numbers in fp32 that the codes of a moment stand for, and the largest number that has each code. `name` is exp_avg or exp_avg_sq.
+    """
+
+def quantize_moment(name: str, values: object, codes: object, scales: object, threads: int) -> None:
+    """
+    Fills the codes of a moment in fp32, a byte for each element, and the scales of its blocks.
+    """
+
+def dequantize_moment(name: str, values: object, codes: object, scales: object, threads: int) -> None:
+    """Fills a moment in fp32 from its codes and the scales of its blocks."""
+
 class InvalidArgument(OSError, ValueError):
     """
     An argument that tensorferry cannot accept: an OSError with errno EINVAL, and a ValueError.

@@ -1,4 +1,5 @@
-"""States of a model on a GPU that stay in memory, and masters of which the drive has half."""
+"""States of a model on a GPU that stay in memory, masters of which the drive has half, and moments
+in 8 bits."""
 
 import logging
 
@@ -7,7 +8,9 @@ import tensorferry
 import torch
 from gpu_tensors import MiB
 from master_adamw import MasterAdamW
+from quantized_adamw import QuantizedAdamW, quantized
 from tensorferry.optim.cut_masters import cut, join
+from tensorferry.optim.quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
 
 BLOCK = 16384
 
@@ -29,9 +32,12 @@ def pair(path, dtype, **options):
     mine, theirs = parameters(dtype), parameters(dtype)
     options = dict(buffer_count=3, buffer_bytes=3 * MiB) | options
     ours = tensorferry.optim.AdamW(mine, nvme_path=path, **options)
-    reference = (
-        torch.optim.AdamW(theirs, fused=True) if dtype == torch.float32 else MasterAdamW(theirs)
-    )
+    if options.get("moments") == "int8":
+        reference = QuantizedAdamW(theirs)
+    elif dtype == torch.float32:
+        reference = torch.optim.AdamW(theirs, fused=True)
+    else:
+        reference = MasterAdamW(theirs)
     return mine, ours, theirs, reference
 
 
@@ -124,6 +130,69 @@ def test_a_changed_weight_never_meets_old_lower_bits(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "tensorferry"):
         train(mine, ours, theirs, reference, 3, 6)
     assert "was changed since the last step" in caplog.records[0].getMessage()
+    ours.close()
+
+
+def hostile(name, count):
+    """Elements of all magnitudes; in some blocks NaN, infinity, only zeros, only tiny ones."""
+    generator = torch.Generator().manual_seed(7)
+    values = torch.randn(count, generator=generator)
+    values *= 10.0 ** torch.randint(-9, 3, (count,), generator=generator)
+    values = values.abs() if name == "exp_avg_sq" else values
+    values[300], values[600], values[900] = float("nan"), float("inf"), -float("inf")
+    values[1024:1280], values[1280:1536] = 0, values[1280:1536] * 1e-40
+    values[1536:1792], values[1792:2048] = -0.0, values[1792:2048].clamp(-1, 1) * 3e38
+    any_bits = torch.randint(-(1 << 31), 1 << 31, (count // 3,), generator=generator)
+    values[-len(any_bits) :] = any_bits.to(torch.int32).view(torch.float32)
+    return values
+
+
+@pytest.mark.parametrize("count", [4099, 3 * MiB + 77, 17 * MiB + 5])
+def test_moments_in_8_bits_have_the_same_bits_on_gpu_and_cpu(count):
+    """The last count takes two pieces on the GPU."""
+    here = {name: hostile(name, count) for name in NAMES}
+    there = {name: values.cuda() for name, values in here.items()}
+    expected = {name: quantized(name, values.cuda()) for name, values in here.items()}
+    pack_moments(here)
+    pack_moments(there)
+    assert torch.equal(there[PACKED].cpu(), here[PACKED])
+    begin = 8 * -(-count // 256)
+    for codes, _ in expected.values():
+        assert torch.equal(there[PACKED][begin : begin + count], codes)
+        begin += count
+    whole_here = {name: torch.empty(count) for name in NAMES}
+    whole_there = {name: torch.empty(count, device="cuda") for name in NAMES}
+    unpack_moments(here[PACKED], whole_here)
+    unpack_moments(there[PACKED], whole_there)
+    for name in NAMES:
+        one, other = whole_here[name], whole_there[name].cpu()
+        assert torch.equal(one.isnan(), other.isnan())
+        same = one.nan_to_num().view(torch.int32) == other.nan_to_num().view(torch.int32)
+        assert same.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("limits", [dict(), *LIMITS[:5]], ids=str)
+def test_steps_with_moments_in_8_bits_are_those_in_memory(tmp_path, dtype, limits):
+    mine, ours, theirs, reference = pair(tmp_path, dtype, moments="int8", **limits)
+    train(mine, ours, theirs, reference, 0, 20)
+    saved = ours.state_dict()
+    for number, own in reference.inner.state_dict()["state"].items():
+        for name in NAMES:
+            assert torch.equal(saved["state"][number][name], own[name].cpu()), (number, name)
+    again = tensorferry.optim.AdamW(mine, nvme_path=tmp_path, moments="int8", **limits)
+    again.load_state_dict(saved)
+    ours.close()
+    train(mine, again, theirs, reference, 20, 24)
+    again.close()
+
+
+def test_a_step_with_moments_in_8_bits_moves_four_bytes(tmp_path):
+    mine, ours, theirs, reference = pair(tmp_path, torch.bfloat16, moments="int8")
+    train(mine, ours, theirs, reference, 0, 4)
+    stats = ours.stats()
+    assert 4 <= stats["read_bytes_per_parameter"] <= 4.1
+    assert 4 <= stats["written_bytes_per_parameter"] <= 4.1
     ours.close()
 
 

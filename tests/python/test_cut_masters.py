@@ -208,6 +208,19 @@ def test_a_state_dict_has_whole_masters_and_stays_what_it_was(tmp_path):
     ours.close()
 
 
+@pytest.mark.parametrize("size", [300_000, MiB // 4])
+def test_one_buffer_is_enough_for_a_checkpoint(tmp_path, size):
+    """What is loaded has whole masters. The next step cuts them, without room beside them."""
+    mine, ours, theirs, reference = pair(
+        tmp_path, large(2, size), buffer_count=1, buffer_bytes=2 * MiB
+    )
+    train(mine, ours, theirs, reference, 0, 2)
+    ours.load_state_dict(ours.state_dict())
+    train(mine, ours, theirs, reference, 2, 4)
+    assert ours.stats()["tensor_bytes"] <= 10.1 * 2 * size
+    ours.close()
+
+
 def test_a_checkpoint_gives_the_same_bits(tmp_path):
     mine, ours, theirs, reference = pair(tmp_path, large(3))
     train(mine, ours, theirs, reference, 0, 3)

@@ -16,7 +16,8 @@ from .._memory.buffers import letting_go
 from .._memory.layout import distributed_like, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
 from .cut_masters import LOW, join
-from .sub_groups import Group, Shard, StateField, SubGroup, SubGroups, record_bytes
+from .quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
+from .sub_groups import UNMAPPED, Group, Shard, StateField, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .store import StateStore
@@ -35,8 +36,8 @@ def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) ->
             numbers.setdefault(param, len(numbers))
         packed["params"] = [numbers[param] for param in group["params"]]
         groups.append(packed)
-    with store.all_on_drive(sub_groups), _joined_masters(sub_groups, store) as masters:
-        parts = _parts(sub_groups, masters)
+    with store.all_on_drive(sub_groups), _whole_states(sub_groups, store) as whole:
+        parts = _parts(sub_groups, whole)
         states = {
             n: _mapped_states(param, sub_groups, parts, store) for param, n in numbers.items()
         }
@@ -58,18 +59,20 @@ class _Part(NamedTuple):
 Parts = dict[Tensor, dict[str, list[_Part]]]  # of each parameter and state
 
 
+# The keys on the drive of states that records have in another form.
+Whole = dict[tuple[Shard, str], str]
+
+
 @contextlib.contextmanager
-def _joined_masters(sub_groups: SubGroups, store: StateStore) -> Iterator[dict[Shard, str]]:
-    """Inside, the drive has the whole masters of which records have only the lower half: returns
-    their keys."""
-    keys: dict[Shard, str] = {}
+def _whole_states(sub_groups: SubGroups, store: StateStore) -> Iterator[Whole]:
+    """Inside, the drive has all states as torch has them: also masters of which records have only
+    the lower half, and moments that they have in 8 bits."""
+    keys: Whole = {}
     try:
         for group in sub_groups:
             for field in group.fields:
-                if field.name == LOW:
-                    key = f"masters/{len(keys)}"
-                    _write_master(group, field, key, store)
-                    keys[field.shard] = key
+                if field.name in UNMAPPED:
+                    _write_whole(group, field, keys, store)
         yield keys
     finally:
         for key in keys.values():
@@ -77,26 +80,44 @@ def _joined_masters(sub_groups: SubGroups, store: StateStore) -> Iterator[dict[S
 
 
 @letting_go()
-def _write_master(group: SubGroup, field: StateField, key: str, store: StateStore) -> None:
+def _write_whole(group: SubGroup, field: StateField, keys: Whole, store: StateStore) -> None:
     shard = field.shard
+    names = _names(field)
+    each = page_up(4 * shard.numel)
     end = page_up(field.nbytes)
-    memory = store.take(group.device, end + page_up(4 * shard.numel))
+    memory = store.take(group.device, end + len(names) * each)
     store.space.get(group.key, memory[: field.nbytes], field.offset).wait()
-    master = memory[end : end + 4 * shard.numel].view(torch.float32)
-    low = memory[: field.nbytes].view(torch.int16)
-    join(master, shard.values(), low, shard.known_cut)
-    store.space.put(key, master).wait()
+    packed = memory[: field.nbytes].view(field.dtype)
+    whole = {}
+    for name in names:
+        whole[name] = memory[end : end + 4 * shard.numel].view(torch.float32)
+        end += each
+    if field.name == LOW:
+        join(whole["master"], shard.values(), packed, shard.known_cut)
+    else:
+        unpack_moments(packed, whole)
+    for name, state in whole.items():
+        keys[shard, name] = key = f"whole/{len(keys)}"
+        store.space.put(key, state).wait()
 
 
-def _parts(sub_groups: SubGroups, masters: dict[Shard, str]) -> Parts:
+def _names(field: StateField) -> tuple[str, ...]:
+    """What torch calls the states that a field has."""
+    return {LOW: ("master",), PACKED: NAMES}.get(field.name, (field.name,))
+
+
+def _parts(sub_groups: SubGroups, whole: Whole) -> Parts:
     parts: Parts = collections.defaultdict(lambda: collections.defaultdict(list))
     for group in sub_groups:
         for field in group.fields:
-            shard, name, dtype = field.shard, field.name, field.dtype
-            place = (group.key, field.offset, field.nbytes)
-            if name == LOW:
-                name, dtype, place = "master", torch.float32, (masters[shard], 0, 4 * shard.numel)
-            parts[shard.param][name].append(_Part(shard, field.shape, dtype, place))
+            shard = field.shard
+            for name in _names(field):
+                part = _Part(
+                    shard, field.shape, field.dtype, (group.key, field.offset, field.nbytes)
+                )
+                if (key := whole.get((shard, name))) is not None:
+                    part = _Part(shard, shard.shape, torch.float32, (key, 0, 4 * shard.numel))
+                parts[shard.param][name].append(part)
     return parts
 
 
@@ -204,7 +225,10 @@ def _piece(shard: Shard, state: dict[str, Any]) -> dict[str, Tensor]:
             own[name] = value
     if shard.master and "master" not in own and state:
         own["master"] = _values_of(shard).float()
-    return dict(sorted(own.items(), key=lambda item: item[0] != "master"))  # that one first
+    own = dict(sorted(own.items(), key=lambda item: item[0] != "master"))  # that one first
+    if shard.packs_moments and own.keys() >= set(NAMES):
+        pack_moments(own)
+    return own
 
 
 def _values_of(shard: Shard) -> Tensor:

@@ -22,7 +22,7 @@ from .step import Pace, Step
 from .stepper import Stepper
 from .store import StateStore
 from .sub_groups import LEAST_BYTES, Group, Needs, SubGroups
-from .supported import check
+from .supported import check, check_moments
 from .traffic import Traffic
 
 _log = logging.getLogger("tensorferry")
@@ -41,6 +41,8 @@ class Offloaded(torch.optim.Optimizer):
       p.grad then stands for it.
     - `master_weights`: keeps copies in fp32, on the drive, of parameters in bf16 and fp16, and
       steps those.
+    - `moments`: "int8" stores the moments of Adam and AdamW in 8 bits, block by block; "fp32" as
+      torch has them. The step computes in fp32 either way.
     - `max_cpu_bytes`: how much of the states stays in memory rather than on the drive: bytes, a
       share of all states such as "50%", or "auto" for half of what is left at the first step.
     - `max_gpu_bytes`: the same in the memory of the GPU that steps.
@@ -62,6 +64,7 @@ class Offloaded(torch.optim.Optimizer):
         pipeline_write: bool = False,
         offload_gradients: bool = False,
         master_weights: bool = False,
+        moments: str = "fp32",
         max_cpu_bytes: Limit = 0,
         max_gpu_bytes: Limit = 0,
         fast_init: bool = True,
@@ -75,7 +78,15 @@ class Offloaded(torch.optim.Optimizer):
             )
         kept = KeptStates(max_cpu_bytes, max_gpu_bytes)
         stepper = Stepper(optimizer)
-        needs = Needs(stepper.needs_whole, stepper.is_adam, master_weights, offload_gradients)
+        check_moments(moments, stepper.kind, optimizer.param_groups, master_weights)
+        needs = Needs(
+            stepper.needs_whole,
+            stepper.is_adam,
+            master_weights,
+            offload_gradients,
+            packs_moments=moments == "int8",
+        )
+        self._moments = moments
         self._stepper = stepper
         self._sub_groups = SubGroups(buffer_bytes, needs)
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
@@ -142,6 +153,7 @@ class Offloaded(torch.optim.Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             try:
+                self._check_moments([group])
                 trial = self._sub_groups.trial()
                 trial.add(group)
                 self._check_buffers(trial, self._store)
@@ -151,6 +163,10 @@ class Offloaded(torch.optim.Optimizer):
         self._sub_groups.add(group)
         if self._gradients is not None:
             self._gradients.watch(group["params"])
+
+    def _check_moments(self, groups: list[Group]) -> None:
+        masters = self._sub_groups.needs.masters
+        check_moments(self._moments, self._stepper.kind, groups, masters)
 
     def _check_buffers(self, sub_groups: SubGroups, store: StateStore) -> None:
         held = store.space.stats()["buffer_bytes"]
@@ -195,6 +211,7 @@ class Offloaded(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         store = self._open()
+        self._check_moments(self.param_groups)
         store.settle()
         self._traffic.begin_step(store.space.stats())
         sub_groups = self._sub_groups
@@ -237,7 +254,8 @@ class Offloaded(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the same names: each may load the other's. The states are mapped from
         the drive, so saving them takes no memory; they stay those of now, also after later steps.
-        Parameters in bf16 and fp16 have their copy in fp32 as "master"."""
+        Parameters in bf16 and fp16 have their copy in fp32 as "master". Moments in 8 bits are given
+        in fp32, and load_state_dict() finds the same 8 bits again."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         store = self._open()
@@ -260,9 +278,10 @@ class Offloaded(torch.optim.Optimizer):
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         states = checkpoints.unpack(state_dict, self.param_groups, self._sub_groups)
+        saved = state_dict["param_groups"]
+        self._check_moments([{**own, "params": []} for own in saved])
         with contextlib.suppress(OSError):  # what is loaded replaces what failed
             store.settle()
-        saved = state_dict["param_groups"]
         self._cut_for(saved, store)
         store.spoiled = "a checkpoint could not be loaded to the end"
         for group, other in zip(self.param_groups, saved):

@@ -24,8 +24,9 @@ from .._tracing import span
 from .cut_masters import LOW, cut, join
 from .kept import Copy
 from .masters import follow
+from .quantized_moments import NAMES, PACKED, pack_moments, packed_bytes, unpack_moments
 from .stored_gradient import entry_of
-from .sub_groups import Group, Shard, StateField, SubGroup, SubGroups, record_bytes
+from .sub_groups import UNMAPPED, Group, Shard, StateField, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .._core import Operation
@@ -48,6 +49,7 @@ class Load:
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]
     masters: dict[Shard, Tensor]  # memory for those of which the record has only the lower half
+    moments: dict[Shard, Tensor]  # memory for those that the record has in 8 bits, one half each
     has_buffer: bool  # or does all of it stay in memory?
     operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
 
@@ -62,6 +64,17 @@ class Load:
             return shard.values()
         memory = self.stored_values[shard][: shard.nbytes]
         return shard.shaped(memory.view(shard.param.dtype))
+
+    def whole_moments(self, shard: Shard, packed: Tensor, is_first: bool) -> dict[str, Tensor]:
+        """The moments in fp32 that the record has in 8 bits."""
+        memory = self.moments[shard].view(torch.float32).chunk(len(NAMES))
+        moments = {name: part[: shard.numel] for name, part in zip(NAMES, memory)}
+        if is_first:
+            for moment in moments.values():
+                moment.zero_()
+        else:
+            unpack_moments(packed, moments)
+        return moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,20 +179,24 @@ class Step:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
         ahead of it has arrived."""
         known = {field.shard for field in group.fields}
+        whole = {field.shard for field in group.fields if field.name == "master"}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
         record_bytes = page_up(max(group.record_bytes, spare))
         kept = self._store.kept.lent(group, record_bytes)
         end = record_bytes if kept is None else 0
-        record, values, gradients, masters = slice(0, end), {}, {}, {}
+        record, values, gradients, masters, moments = slice(0, end), {}, {}, {}, {}
         for shard in active:
             if stored_parameter_of(shard.param) is not None:
                 values[shard] = slice(end, end := end + page_up(shard.nbytes))
             if shard.master or self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
-            if shard.cuts_master:
+            if shard.cuts_master and shard not in whole:
                 masters[shard] = slice(end, end := end + page_up(4 * shard.numel))
+            if shard.packs_moments:
+                nbytes = len(NAMES) * page_up(4 * shard.numel)
+                moments[shard] = slice(end, end := end + nbytes)
         memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
         if memory is None:
             return None
@@ -190,6 +207,7 @@ class Step:
             {shard: memory[part] for shard, part in values.items()},
             {shard: memory[part] for shard, part in gradients.items()},
             {shard: memory[part] for shard, part in masters.items()},
+            {shard: memory[part] for shard, part in moments.items()},
             has_buffer=end > 0,
         )
         self._start_reads(load, known)
@@ -225,7 +243,7 @@ class Step:
         is_first = not load.group.fields and self._stepper.is_adam
         fields = _first_states(load) if is_first else load.group.fields
         tensors: dict[Shard, Tensor] = {}  # that are stepped
-        low: dict[Shard, Tensor] = {}  # the lower halves of masters
+        packed: dict[Shard, dict[str, Tensor]] = {}  # what stands for states in the record
         states: dict[Shard, dict[str, Tensor]] = {}  # that go to the drive
         lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
         groups: dict[int, Group] = {}
@@ -233,16 +251,19 @@ class Step:
             states[shard] = {s.name: s.of(load.record) for s in fields if s.shard is shard}
             if shard not in load.active:
                 continue
-            if (lower := states[shard].pop(LOW, None)) is not None:
-                low[shard] = lower
-            tensor = tensors[shard] = self._stepped(load, shard, states[shard], lower, is_first)
+            own = states[shard]
+            packed[shard] = {name: own.pop(name) for name in UNMAPPED if name in own}
+            low = packed[shard].get(LOW)
+            tensor = tensors[shard] = self._stepped(load, shard, own, low, is_first)
             tensor.grad = self._gradient(load, shard)
+            if PACKED in packed[shard]:
+                own |= load.whole_moments(shard, packed[shard][PACKED], is_first)
             lent[tensor] = {**shard.small, **states[shard]}
             if is_first:
                 device = tensor.device if shard.group.get("fused") else None
                 lent[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
-            own = groups.setdefault(id(shard.group), {**shard.group, "params": []})
-            own["params"].append(tensor)
+            group = groups.setdefault(id(shard.group), {**shard.group, "params": []})
+            group["params"].append(tensor)
         self._begun = True
         stepped = self._stepper.step(list(groups.values()), lent)
         self._note_changes(groups)
@@ -252,7 +273,9 @@ class Step:
             if shard.master:
                 load.values(shard).copy_(tensor)
             if shard.cuts_master:
-                _cut_master(shard, load.values(shard), states[shard], low.get(shard))
+                _cut_master(shard, load.values(shard), states[shard], packed[shard].get(LOW))
+            if shard.packs_moments:
+                pack_moments(states[shard], packed[shard].get(PACKED))
         self._write(load, states)
 
     def _stepped(
@@ -362,10 +385,11 @@ def _first_states(load: Load) -> list[StateField]:
     elsewhere, taken and given back for each sub-group, adds up in the heap."""
     made = {}
     for shard in load.active:
-        names = ["exp_avg", "exp_avg_sq"]
-        names += ["max_exp_avg_sq"] if shard.group["amsgrad"] else []
+        names = [*NAMES, *(["max_exp_avg_sq"] if shard.group["amsgrad"] else [])]
         like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
         made[shard] = dict.fromkeys(names, like)
+        if shard.packs_moments:
+            made[shard] = {PACKED: like.new_empty(packed_bytes(shard.numel), dtype=torch.uint8)}
         if shard.cuts_master:
             made[shard] = {LOW: like.to(torch.int16), **made[shard]}
         elif shard.master:

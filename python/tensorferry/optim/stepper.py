@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._tracing import span
-from .supported import ELEMENTWISE, plain_step
+from .supported import ADAM, ELEMENTWISE, plain_step
 
 
 class Stepper:
@@ -21,8 +21,8 @@ class Stepper:
         self._step = plain_step(kind)
         self.name = kind.__name__
         self.needs_whole = kind not in ELEMENTWISE
-        # Classes derived from these may have other states.
-        self.is_adam = kind in (torch.optim.Adam, torch.optim.AdamW)
+        self.kind = kind
+        self.is_adam = kind in ADAM
 
     def step(
         self, groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Any]]

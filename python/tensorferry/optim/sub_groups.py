@@ -13,15 +13,22 @@ from torch import Tensor
 
 from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
-from .cut_masters import Cut
+from .cut_masters import LOW, Cut
 from .masters import HALF
+from .quantized_moments import ELEMENT_BYTES, PACKED
 
 Group = dict[str, Any]  # a parameter group of torch's
 
 # Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
-# the record its values, its gradient and its master, if only half of that is in the record.
+# the record its values, its gradient and its master, if only half of that is in the record. Moments
+# in 8 bits are one state of the record, and two tensors beside it.
 STATE_PAGES = 4 * PAGE
 HELD_PAGES = STATE_PAGES + 3 * PAGE
+
+# States that state_dict() maps from the drive begin at a page. These ones it makes whole first, so
+# they need not: small parameters would take mostly rounding.
+UNMAPPED = (LOW, PACKED)
+_LINE = 64  # bytes, of the processor's cache
 
 # The smallest buffer: a cut of any dtype with three states, its values and its gradient.
 LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
@@ -60,6 +67,7 @@ class Shard:
     whole: bool
     master: bool  # does the optimizer step a copy in fp32?
     cuts_master: bool  # is only the lower half of that stored?
+    packs_moments: bool  # are moments stored in 8 bits?
     cut: Cut | None = None  # what goes with the lower half, once there is one
     small: dict[str, Any] = field(default_factory=dict)  # states that stay in memory: step counts
 
@@ -133,9 +141,11 @@ class SubGroup:
         offset = 0
         for shard in self.shards:
             for name, tensor in states.get(shard, {}).items():
-                state = StateField(shard, name, offset, tuple(tensor.shape), tensor.dtype)
+                unit = _LINE if name in UNMAPPED else PAGE
+                begin = -(-offset // unit) * unit
+                state = StateField(shard, name, begin, tuple(tensor.shape), tensor.dtype)
                 fields.append(state)
-                offset += page_up(state.nbytes)
+                offset = begin + state.nbytes
         return fields
 
 
@@ -152,6 +162,7 @@ class Needs:
     is_adam: bool
     masters: bool
     stored_gradients: bool
+    packs_moments: bool  # stores them in 8 bits
 
     def wants_master(self, param: Tensor) -> bool:
         return self.masters and param.dtype in HALF
@@ -162,14 +173,15 @@ class Needs:
         in_memory = stored_parameter_of(param) is None
         return self.masters and param.dtype == torch.bfloat16 and in_memory and not self.whole
 
-    def element_bytes(self, settings: Group, param: Tensor) -> tuple[int, int]:
+    def element_bytes(self, settings: Group, param: Tensor) -> tuple[float, float]:
         """(bytes of states, bytes in a buffer)"""
         count = 2 if self.is_adam and not settings["amsgrad"] else 3  # at most, of torch's own
         master = self.wants_master(param)
         size = 4 if master else param.dtype.itemsize
         cuts = self.cuts_master(param)
-        states = count * size + (2 if cuts else 4 if master else 0)
-        held = states + (4 if cuts else 0)
+        moments = ELEMENT_BYTES if self.packs_moments else count * size
+        states = moments + (2 if cuts else 4 if master else 0)
+        held = states + (4 if cuts else 0) + (count * size if self.packs_moments else 0)
         if stored_parameter_of(param) is not None:
             held += param.dtype.itemsize
         if master or self.stored_gradients:
@@ -226,7 +238,9 @@ class SubGroups:
                 "use add_param_group(), or make a new optimizer"
             )
 
-    def _cut(self, group: Group, param: Tensor, state_bytes: int, held_bytes: int) -> list[Shard]:
+    def _cut(
+        self, group: Group, param: Tensor, state_bytes: float, held_bytes: float
+    ) -> list[Shard]:
         """The shards of a parameter; those of one on the drive are cut as it is cut there."""
         values = local(param)
         home = stored_parameter_of(param)
@@ -243,15 +257,27 @@ class SubGroups:
         elif home is not None:
             ranges = home.cuts
         else:
-            most = max((self.buffer_bytes - HELD_PAGES) // held_bytes // CUT, 1) * CUT
+            most = max(int((self.buffer_bytes - HELD_PAGES) / held_bytes) // CUT, 1) * CUT
             ranges = [(at, min(at + most, count)) for at in range(0, count, most)]
-        master, cuts = self.needs.wants_master(param), self.needs.cuts_master(param)
+        needs = self.needs
         shards = []
         for begin, end in ranges:
-            shard = Shard(param, group, size, stride, begin, end, self.needs.whole, master, cuts)
-            own = self._sub_group(values.device, (end - begin) * held_bytes + HELD_PAGES)
+            shard = Shard(
+                param,
+                group,
+                size,
+                stride,
+                begin,
+                end,
+                needs.whole,
+                needs.wants_master(param),
+                needs.cuts_master(param),
+                needs.packs_moments,
+            )
+            nbytes = math.ceil((end - begin) * held_bytes) + HELD_PAGES
+            own = self._sub_group(values.device, nbytes)
             own.shards.append(shard)
-            own.spare_bytes += (end - begin) * state_bytes + STATE_PAGES
+            own.spare_bytes += math.ceil((end - begin) * state_bytes) + STATE_PAGES
             shards.append(shard)
         return shards
 

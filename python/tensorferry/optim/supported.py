@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from .._memory.layout import local
+from .masters import HALF
+from .quantized_moments import CHOICES
 
 # Each element of a parameter is stepped by itself: parameters can be cut anywhere.
 ELEMENTWISE = {
@@ -23,6 +25,9 @@ ELEMENTWISE = {
     torch.optim.Rprop,
     torch.optim.SGD,
 }
+
+# Classes derived from these may have other states.
+ADAM = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def check(optimizer: object) -> None:
@@ -52,6 +57,31 @@ def check(optimizer: object) -> None:
                 raise ValueError(
                     f"a parameter is on {param.device}: states on NVMe support parameters on the "
                     "CPU and on CUDA devices"
+                )
+
+
+def check_moments(
+    moments: str, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], masters: bool
+) -> None:
+    """Refuses a form of the moments that there is not, or not for these groups."""
+    if moments not in CHOICES:
+        raise ValueError(f"moments is {moments!r}: give one of {', '.join(map(repr, CHOICES))}")
+    if moments == "fp32":
+        return
+    if kind not in ADAM:
+        raise ValueError(
+            f"moments={moments!r} is for torch.optim.Adam and AdamW, and this is {kind.__name__}"
+        )
+    for group in groups:
+        if group.get("amsgrad"):
+            raise ValueError(
+                f"amsgrad=True is not supported with moments={moments!r}: use moments='fp32'"
+            )
+        for param in group.get("params", ()):
+            if param.dtype != torch.float32 and not (masters and param.dtype in HALF):
+                raise ValueError(
+                    f"moments={moments!r} needs parameters that are stepped in fp32, and one is "
+                    f"{param.dtype}: use fp32, or bf16 or fp16 with master_weights=True"
                 )
 
 
