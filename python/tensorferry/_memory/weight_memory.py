@@ -17,9 +17,19 @@ class WeightMemory:
     def __init__(self, space: SwapSpace, gpu_pool: GpuPool | None = None) -> None:
         self.device = torch.device("cpu") if gpu_pool is None else gpu_pool.device
         self.nbytes = space.stats()["buffer_bytes"] if gpu_pool is None else gpu_pool.nbytes
-        self.buffers: dict[int, WeightBuffer] = {}  # by the first address of their memory
+        # By the first address of their memory; those that got it first come first.
+        self.buffers: dict[int, WeightBuffer] = {}
         self._space = space
         self._gpu_pool = gpu_pool
+        self.addresses = self._find_addresses()
+
+    def _find_addresses(self) -> range:
+        """Returns where the buffers lie, if they are one piece of memory; else an empty range."""
+        if self._gpu_pool is not None or self.nbytes == 0:
+            return range(0)
+        if (whole := self.take(self.nbytes)) is None:
+            return range(0)
+        return range(whole.data_ptr(), whole.data_ptr() + self.nbytes)
 
     def take(self, nbytes: int, timeout: float = 0) -> torch.Tensor | None:
         """Takes memory. Returns None if so much is not free, and on the CPU does not become free
@@ -104,6 +114,13 @@ class WeightBuffer:
     def is_settled(self) -> bool:
         """Returns whether all reads have ended."""
         return all(read.done() for _, read in self.reads)
+
+    def wait_for_first(self) -> None:
+        """Waits for the first read. Reads share the drive evenly, so that the others end soon.
+        wait() tells of failures."""
+        for _, read in self.reads[:1]:
+            with contextlib.suppress(OSError, OlderValues):
+                read.wait()
 
     def wait(self) -> None:
         """Waits for the reads."""

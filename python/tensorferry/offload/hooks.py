@@ -109,7 +109,8 @@ class ModuleHooks(OnDrive):
         # Ours is the last to run: hooks of users may look at the weights.
         self._module._forward_hooks.move_to_end(self._after_forward.id)
         at_end = self._calls.begin(self._module, sys._getframe(1))
-        if self._begins_pass:
+        # Activation checkpointing calls modules again, in the backward pass.
+        if self._begins_pass and torch._C._current_graph_task_id() == -1:
             self._residency.begin_pass()
         self._residency.use(self._units, at_end)
         device_type = self._residency.device.type

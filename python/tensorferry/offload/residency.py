@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Iterable
@@ -10,15 +11,28 @@ from collections.abc import Collection, Iterable
 import torch
 
 from .._memory.reading import OlderValues
+from .._memory.spreading import spread
 from .._memory.stored_parameter import StoredParameter
 from .._memory.weight_memory import WeightBuffer, WeightMemory
 from .._tracing import span
 from .unit import Unit, Unwritten, each
 from .use_order import UseOrder
+from .victims import cheapest_stretch
 
 _log = logging.getLogger("tensorferry")
-# How long the memory of a unit that has gone may take to come back.
+# How long the memory of a unit that has gone may take to come back, if it must, and as a rule.
 _RELEASE_SECONDS = 1.0
+_SOON_SECONDS = 0.01
+# What is read ahead at least: this share of the memory, and no more than this many bytes. It keeps
+# the drive busy between two calls of modules. More would read more in each pass, because the rest
+# of the memory is for units that stay from pass to pass.
+_AHEAD_SHARE = 1 / 32
+_AHEAD_BYTES = 32 << 20
+# How many uses ahead to look for units that are missing.
+_AHEAD_USES = 64
+# How much more it costs to evict a unit that is to stay. It may still go where the memory is in
+# pieces.
+_STAYING_COST = 8
 
 
 class Residency:
@@ -33,7 +47,9 @@ class Residency:
         self._unwritten = Unwritten()
         self._order = UseOrder()
         self._lock = threading.RLock()
-        self._window_bytes = min(max(memory.nbytes * 2 // 5, 1 << 20), 256 << 20)
+        self._staying: set[Unit] = set()  # from pass to pass
+        self._ahead: set[Unit] = set()  # read ahead, and not used since
+        self._ahead_bytes = min(int(memory.nbytes * _AHEAD_SHARE), _AHEAD_BYTES)
         self._misses = 0
         self._hits = 0
         self._overflows = 0
@@ -49,6 +65,19 @@ class Residency:
         """Says that the whole model is called."""
         with self._lock:
             self._order.begin_pass()
+            self._staying = set(self._choose_staying())
+
+    def _choose_staying(self) -> list[Unit]:
+        """Returns the units that stay from pass to pass. If each unit is used once in a pass, it
+        does not matter for the bytes which ones do; if they are spread, the drive has something to
+        read all the time. If a pass goes there and back, it is best to keep what was used last."""
+        once = self._order.used_once()
+        often = sum(unit.nbytes for unit in self._order.used_often())
+        if sum(unit.nbytes for unit in once) <= often:
+            return []
+        largest = max(unit.nbytes for unit in once)
+        moving = largest + max(largest, self._ahead_bytes)  # one in use, the next on its way
+        return spread(once, lambda unit: unit.nbytes, max(self._memory.nbytes - often - moving, 0))
 
     # --- memory ---
 
@@ -56,10 +85,13 @@ class Residency:
         """Returns memory for a unit, over the limit if need be."""
         evicted = False
         while True:
-            if (memory := self._memory.take(unit.nbytes)) is not None:
+            memory = self._memory.take(unit.nbytes, _SOON_SECONDS if evicted else 0)
+            if memory is not None:
                 return memory
             try:
-                if not self._evict_one(self._idle()):
+                idle = self._idle()
+                writable = [other for other in idle if not other.has_failed()]
+                if not (self._evict_stretch(writable, unit.nbytes) or self._evict_one(idle)):
                     return self._take_more(unit)
             except (OSError, RuntimeError):
                 # The memory of a unit that has gone may still be with the thread that has read it.
@@ -72,22 +104,29 @@ class Residency:
     def _take_ahead(self, unit: Unit, ahead: int) -> torch.Tensor | None:
         """Returns memory for a unit that is needed `ahead` uses from now, or None if units that are
         needed sooner hold all of it."""
+        evicted = False
         while True:
-            if (memory := self._memory.take(unit.nbytes)) is not None:
+            memory = self._memory.take(unit.nbytes, _SOON_SECONDS if evicted else 0)
+            if memory is not None:
                 return memory
             # Memory with reads or writes under way is not free at once.
             settled = [u for u in self._idle() if u.buffer.is_settled() and u.forget_written()]
-            if not self._evict_one(settled, later_than=ahead):
+            if self._memory.addresses:
+                evicted = self._evict_stretch(settled, unit.nbytes, later_than=ahead)
+            else:
+                evicted = self._evict_one(settled, later_than=ahead)
+            if not evicted:
                 return None
 
     def _idle(self) -> list[Unit]:
         return [unit for unit in self.units if unit.memory is not None and unit.users == 0]
 
     def _evict_one(self, units: list[Unit], later_than: int = -1) -> bool:
-        """Evicts the unit that is needed last, if that is more than `later_than` uses from now.
-        Returns False if there is none."""
-        victim = max(units, key=self._expendability, default=None)
-        if victim is None or self._order.next_use(victim) <= later_than:
+        """Evicts the unit that is needed last, of those that are needed more than `later_than` uses
+        from now. Returns False if there are none."""
+        late = [unit for unit in units if self._order.next_use(unit) > later_than]
+        victim = max(late, key=self._expendability, default=None)
+        if victim is None:
             return False
         try:
             self._evict(victim)
@@ -96,8 +135,28 @@ class Residency:
                 raise
         return True
 
-    def _expendability(self, unit: Unit) -> tuple[bool, int]:
-        return not unit.has_failed(), self._order.next_use(unit)
+    def _expendability(self, unit: Unit) -> tuple[bool, bool, int]:
+        return not unit.has_failed(), unit not in self._staying, self._order.next_use(unit)
+
+    def _evict_stretch(self, units: list[Unit], nbytes: int, later_than: int = -1) -> bool:
+        """Evicts those of these units that leave `nbytes` bytes in one piece at the least cost, all
+        of them needed more than `later_than` uses from now. Returns False if there are none."""
+        resident = [self._owners[buffer] for buffer in self._memory.buffers.values()]
+        costs = {
+            unit: self._cost(unit, uses)
+            for unit in units
+            if (uses := self._order.next_use(unit)) > later_than
+        }
+        victims = cheapest_stretch(resident, costs, self._memory.addresses, nbytes)
+        for victim in victims:
+            with contextlib.suppress(OSError, RuntimeError):  # it stays, and has failed from now on
+                self._evict(victim)
+        return bool(victims)
+
+    def _cost(self, unit: Unit, uses: int) -> float:
+        """Returns what it costs to evict a unit that is needed `uses` uses from now: half as much
+        for a byte that is needed twice as late."""
+        return unit.nbytes / (uses + 1) * (_STAYING_COST if unit in self._staying else 1)
 
     def _evict(self, unit: Unit) -> None:
         unit.check_written()
@@ -127,28 +186,48 @@ class Residency:
     def _bring(self, unit: Unit) -> None:
         """Brings a unit in, and starts to read the next ones."""
         self._order.record(unit, len(self.units))
+        self._ahead.discard(unit)
         if unit.memory is None:
             self._misses += 1
             unit.begin(self._take(unit))
         else:
             self._hits += 1
-        self._bring_ahead()
+        with span("wait for weights"):
+            unit.buffer.wait_for_first()  # other reads would take their share of the drive
+        self._bring_ahead(unit)
         with span("wait for weights"):
             unit.buffer.wait()
 
-    def _bring_ahead(self) -> None:
-        """Starts to read the units that the last pass needed next: only as many as keep the drive
-        busy, since the rest of the memory is for units that stay from pass to pass."""
-        window = self._window_bytes
-        for ahead, unit in enumerate(self._order.ahead()):
-            window -= unit.nbytes
-            if unit.memory is None:
-                memory = self._take_ahead(unit, ahead)
+    def _bring_ahead(self, unit: Unit) -> None:
+        """Starts to read the next units that are missing by the order of the last pass, while
+        `unit` is in use.
+
+        First it reads as much as keeps the drive busy, and a large unit before the small ones that
+        come before it are used up. Then it reads whatever costs nothing: a unit for which none has
+        to go but one that would give way in any case, because it is needed later than all that are
+        in use until then."""
+        waiting: dict[Unit, int] = {}
+        latest = self._order.next_use(unit)
+        for ahead, (coming, then) in enumerate(itertools.islice(self._order.ahead(), _AHEAD_USES)):
+            if coming.memory is None:
+                enough = max(self._ahead_bytes, coming.nbytes)
+                is_enough = bool(waiting) and sum(waiting.values()) >= enough
+                if is_enough and self._is_busy(waiting):
+                    return
+                memory = self._take_ahead(coming, max(ahead, latest - 1) if is_enough else ahead)
                 if memory is None:
                     return
-                unit.begin(memory)
-            if window <= 0:
-                return
+                coming.begin(memory)
+                self._ahead.add(coming)
+            if coming in self._ahead:
+                waiting[coming] = coming.nbytes
+            latest = max(latest, then)
+
+    def _is_busy(self, waiting: Iterable[Unit]) -> bool:
+        """Returns whether the drive has enough to do with these units. Reads share it evenly: with
+        more of them, the one that is needed first would come later."""
+        reading = [unit.nbytes for unit in waiting if not unit.buffer.is_settled()]
+        return len(reading) > 1 and sum(reading) >= self._ahead_bytes
 
     # --- use ---
 

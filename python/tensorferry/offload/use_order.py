@@ -17,6 +17,7 @@ class UseOrder:
     def __init__(self) -> None:
         self._last: list[Unit] = []  # the uses of the last pass
         self._positions: dict[Unit, list[int]] = {}  # of each unit in the last pass
+        self._gaps: list[int] = []  # uses from each one of the last pass to the next of its unit
         self._now = 0  # position of this pass in the last one
         self._trace: list[Unit] = []  # the uses of this pass
 
@@ -26,6 +27,11 @@ class UseOrder:
             self._positions = {}
             for at, unit in enumerate(self._last):
                 self._positions.setdefault(unit, []).append(at)
+            self._gaps = [0] * len(self._last)
+            for positions in self._positions.values():
+                following = [*positions[1:], positions[0] + len(self._last)]
+                for at, then in zip(positions, following):
+                    self._gaps[at] = then - at
         self._now = 0
 
     def record(self, unit: Unit, units: int) -> None:
@@ -50,8 +56,18 @@ class UseOrder:
             return positions[at] - self._now
         return positions[0] + len(self._last) - self._now
 
-    def ahead(self) -> Iterator[Unit]:
-        """Yields the units in the order of the next uses, one pass long."""
+    def ahead(self) -> Iterator[tuple[Unit, int]]:
+        """Yields the units in the order of the next uses, one pass long, each with how many uses
+        ahead it is needed for the time after."""
         count = len(self._last)
         for ahead in range(count):
-            yield self._last[(self._now + ahead) % count]
+            at = (self._now + ahead) % count
+            yield self._last[at], ahead + self._gaps[at]
+
+    def used_once(self) -> list[Unit]:
+        """Returns the units that the last pass used once."""
+        return [unit for unit, positions in self._positions.items() if len(positions) == 1]
+
+    def used_often(self) -> list[Unit]:
+        """Returns the units that the last pass used more than once."""
+        return [unit for unit, positions in self._positions.items() if len(positions) > 1]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._core import PinnedBuffer
 from .._memory.available import available_bytes, share_of_process
+from .._memory.spreading import spread
 
 if TYPE_CHECKING:
     from .sub_groups import SubGroup
@@ -95,7 +96,7 @@ class KeptStates:
         limit = self._limit(place, sum(_size(group) for group in groups))
         room = limit - sum(_size(g) for g, where in self._places.items() if where == place)
         others = [group for group in groups if group not in self._places and _size(group) > 0]
-        for group in _spread(others, room):
+        for group in spread(others, _size, room):
             self._places[group] = place
 
     def _limit(self, place: torch.device, total: int) -> int:
@@ -217,21 +218,3 @@ class KeptStates:
 def _size(group: SubGroup) -> int:
     """Bytes of the record of a sub-group, or the most that it may take."""
     return group.record_bytes if group.fields else group.spare_bytes
-
-
-def _spread(groups: list[SubGroup], room: int) -> list[SubGroup]:
-    """As many groups as there is room for, spread evenly."""
-    total = sum(_size(group) for group in groups)
-    chosen: dict[SubGroup, None] = {}
-    due, taken = 0.0, 0
-    for group in groups:
-        size = _size(group)
-        due += size * min(room / total, 1.0)
-        if taken + size <= room and taken + size / 2 <= due:
-            chosen[group] = None
-            taken += size
-    for group in groups:  # what is left for want of evenness
-        if group not in chosen and taken + _size(group) <= room:
-            chosen[group] = None
-            taken += _size(group)
-    return list(chosen)
