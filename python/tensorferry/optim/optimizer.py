@@ -88,7 +88,7 @@ class Offloaded(torch.optim.Optimizer):
         )
         self._moments = moments
         self._stepper = stepper
-        self._sub_groups = SubGroups(buffer_bytes, needs)
+        self._sub_groups = SubGroups(buffer_bytes, buffer_count, needs)
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
         self._traffic = Traffic()
@@ -122,7 +122,12 @@ class Offloaded(torch.optim.Optimizer):
         kept: KeptStates,
         handle_options: dict[str, Any],
     ) -> StateStore:
-        size = max(self._sub_groups.buffer_bytes, self._sub_groups.largest, LEAST_BYTES)
+        size = max(
+            self._sub_groups.buffer_bytes,
+            self._sub_groups.largest,
+            -(-self._sub_groups.least_bytes // buffer_count),
+            LEAST_BYTES,
+        )
         if size > self._sub_groups.buffer_bytes:
             _log.warning(
                 "buffer_bytes is %d, and the largest piece of a parameter with its states needs "
@@ -169,11 +174,10 @@ class Offloaded(torch.optim.Optimizer):
         check_moments(self._moments, self._stepper.kind, groups, masters)
 
     def _check_buffers(self, sub_groups: SubGroups, store: StateStore) -> None:
-        held = store.space.stats()["buffer_bytes"]
-        if sub_groups.largest > held:
+        if sub_groups.least_bytes > store.buffers_bytes:
             raise ValueError(
-                f"the buffers hold {held} bytes, and a parameter with its states needs "
-                f"{sub_groups.largest} at once: raise buffer_bytes"
+                f"the buffers hold {store.buffers_bytes} bytes, and a parameter with its states "
+                f"needs {sub_groups.least_bytes} at once: raise buffer_bytes"
             )
 
     def _cut_for(self, settings: list[Group], store: StateStore) -> None:

@@ -47,9 +47,7 @@ class Load:
     active: list[Shard]  # those that have a gradient
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
-    gradients: dict[Shard, Tensor]
-    masters: dict[Shard, Tensor]  # memory for those of which the record has only the lower half
-    moments: dict[Shard, Tensor]  # memory for those that the record has in 8 bits, one half each
+    gradients: dict[Shard, Tensor]  # memory for those on the drive
     has_buffer: bool  # or does all of it stay in memory?
     operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
 
@@ -65,16 +63,28 @@ class Load:
         memory = self.stored_values[shard][: shard.nbytes]
         return shard.shaped(memory.view(shard.param.dtype))
 
-    def whole_moments(self, shard: Shard, packed: Tensor, is_first: bool) -> dict[str, Tensor]:
-        """The moments in fp32 that the record has in 8 bits."""
-        memory = self.moments[shard].view(torch.float32).chunk(len(NAMES))
-        moments = {name: part[: shard.numel] for name, part in zip(NAMES, memory)}
-        if is_first:
-            for moment in moments.values():
-                moment.zero_()
-        else:
-            unpack_moments(packed, moments)
-        return moments
+
+class Scratch:
+    """Memory that sub-groups need only while they are computed, one after the other: for gradients
+    in fp32, for masters of which the record has only the lower half, for moments that it has in 8
+    bits."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._end = 0
+
+    @staticmethod
+    def bytes_for(count: int) -> int:
+        return page_up(4 * count)
+
+    def begin(self) -> None:
+        """Nobody uses any more what was taken so far."""
+        self._end = 0
+
+    def take(self, count: int) -> Tensor:
+        """Returns memory for so many elements in fp32."""
+        begin, self._end = self._end, self._end + self.bytes_for(count)
+        return self._memory[begin : begin + 4 * count].view(torch.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +118,7 @@ class Step:
         self._pace = pace
         self._edited = edited
         self._scale = scale
+        self._scratch: dict[torch.device, Scratch] = {}
         self._begun = False  # has anything changed?
         self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
 
@@ -119,6 +130,7 @@ class Step:
         loads: collections.deque[Load] = collections.deque()
         done = 0
         try:
+            self._take_scratch(work)
             for done in range(len(work)):
                 with letting_go():
                     self._begin_ahead(work[done:], loads)
@@ -134,6 +146,8 @@ class Step:
         except BaseException as error:
             self._fail(error, done, len(work), loads)
             raise
+        finally:
+            self._scratch.clear()
         return {shard.param for _, active in work for shard in active}
 
     def _takes_memory(self, param_groups: list[Group]) -> bool:
@@ -179,24 +193,18 @@ class Step:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
         ahead of it has arrived."""
         known = {field.shard for field in group.fields}
-        whole = {field.shard for field in group.fields if field.name == "master"}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
         record_bytes = page_up(max(group.record_bytes, spare))
         kept = self._store.kept.lent(group, record_bytes)
         end = record_bytes if kept is None else 0
-        record, values, gradients, masters, moments = slice(0, end), {}, {}, {}, {}
+        record, values, gradients = slice(0, end), {}, {}
         for shard in active:
             if stored_parameter_of(shard.param) is not None:
                 values[shard] = slice(end, end := end + page_up(shard.nbytes))
-            if shard.master or self._is_stored(shard):
+            if self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
-            if shard.cuts_master and shard not in whole:
-                masters[shard] = slice(end, end := end + page_up(4 * shard.numel))
-            if shard.packs_moments:
-                nbytes = len(NAMES) * page_up(4 * shard.numel)
-                moments[shard] = slice(end, end := end + nbytes)
         memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
         if memory is None:
             return None
@@ -206,8 +214,6 @@ class Step:
             memory[record] if kept is None else kept,
             {shard: memory[part] for shard, part in values.items()},
             {shard: memory[part] for shard, part in gradients.items()},
-            {shard: memory[part] for shard, part in masters.items()},
-            {shard: memory[part] for shard, part in moments.items()},
             has_buffer=end > 0,
         )
         self._start_reads(load, known)
@@ -223,8 +229,8 @@ class Step:
             if load.group.fields:
                 operation = self._store.read(load.group, load.record)
                 load.operations += [] if operation is None else [operation]
-            for shard, memory in load.gradients.items():
-                if self._gradients is not None and self._gradients.has(shard):
+            if self._gradients is not None:
+                for shard, memory in load.gradients.items():
                     load.operations += self._gradients.read(shard, memory)
         # Outside: values that are in memory are copied by the stream that computes.
         for shard, memory in load.stored_values.items():
@@ -236,10 +242,31 @@ class Step:
 
     # --- computing ---
 
+    def _take_scratch(self, work: list[tuple[SubGroup, list[Shard]]]) -> None:
+        """Takes what the sub-groups need while they are computed: before they take buffers, so that
+        those leave room for it."""
+        most: dict[torch.device, int] = collections.defaultdict(int)
+        for group, active in work:
+            whole = {field.shard for field in group.fields if field.name == "master"}
+            nbytes = sum(self._scratch_bytes(shard, shard in whole) for shard in active)
+            most[group.device] = max(most[group.device], nbytes)
+        for device, nbytes in most.items():
+            if nbytes > 0:
+                self._scratch[device] = Scratch(self._store.take(device, nbytes))
+
+    def _scratch_bytes(self, shard: Shard, has_master: bool) -> int:
+        """Bytes for a shard whose record has all of its master, or not."""
+        tensors = int(shard.cuts_master and not has_master)
+        tensors += int(shard.master and not self._is_stored(shard))
+        tensors += len(NAMES) if shard.packs_moments else 0
+        return tensors * Scratch.bytes_for(shard.numel)
+
     def _compute(self, load: Load) -> None:
         with span("wait for states"):
             for operation in load.operations:
                 operation.wait()
+        if (scratch := self._scratch.get(load.group.device)) is not None:
+            scratch.begin()
         is_first = not load.group.fields and self._stepper.is_adam
         fields = _first_states(load) if is_first else load.group.fields
         tensors: dict[Shard, Tensor] = {}  # that are stepped
@@ -257,7 +284,7 @@ class Step:
             tensor = tensors[shard] = self._stepped(load, shard, own, low, is_first)
             tensor.grad = self._gradient(load, shard)
             if PACKED in packed[shard]:
-                own |= load.whole_moments(shard, packed[shard][PACKED], is_first)
+                own |= self._whole_moments(load, shard, packed[shard][PACKED], is_first)
             lent[tensor] = {**shard.small, **states[shard]}
             if is_first:
                 device = tensor.device if shard.group.get("fused") else None
@@ -292,7 +319,7 @@ class Step:
         if not shard.master:
             return values
         if low is not None:
-            master = load.masters[shard][: 4 * shard.numel].view(torch.float32)
+            master = self._scratch_for(load, shard)
             if is_first:
                 master.copy_(values)
             elif join(master, values, low, shard.known_cut) > 0:
@@ -310,6 +337,21 @@ class Step:
             follow(master, values)
         return master
 
+    def _whole_moments(
+        self, load: Load, shard: Shard, packed: Tensor, is_first: bool
+    ) -> dict[str, Tensor]:
+        """The moments in fp32 that the record has in 8 bits."""
+        moments = {name: self._scratch_for(load, shard) for name in NAMES}
+        if is_first:
+            for moment in moments.values():
+                moment.zero_()
+        else:
+            unpack_moments(packed, moments)
+        return moments
+
+    def _scratch_for(self, load: Load, shard: Shard) -> Tensor:
+        return self._scratch[load.group.device].take(shard.numel)
+
     def _gradient(self, load: Load, shard: Shard) -> Tensor:
         """The gradient of a shard, in the dtype that is stepped."""
         stored = self._gradients if self._is_stored(shard) else None
@@ -320,8 +362,11 @@ class Step:
         if gradient.dtype != shard.dtype:
             if stored is not None:
                 gradient = gradient.clone()  # it lies where the result goes
-            memory = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
-            gradient = shard.shaped(memory.view(shard.dtype)).copy_(gradient)
+                memory = load.gradients[shard][: shard.numel * shard.dtype.itemsize]
+                target = memory.view(shard.dtype)
+            else:
+                target = self._scratch_for(load, shard)
+            gradient = shard.shaped(target).copy_(gradient)
         if self._scale is not None:
             gradient.mul_(self._scale)
         return gradient

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,12 @@ from .quantized_moments import ELEMENT_BYTES, PACKED
 
 Group = dict[str, Any]  # a parameter group of torch's
 
-# Each tensor of a shard is rounded up to whole pages: at most a master and three states, and beside
-# the record its values, its gradient and its master, if only half of that is in the record. Moments
-# in 8 bits are one state of the record, and two tensors beside it.
+# Each tensor of a shard is rounded up to whole pages: at most a master and three states, beside the
+# record its values and its gradient, and in the scratch memory a gradient, a master and two
+# moments.
 STATE_PAGES = 4 * PAGE
-HELD_PAGES = STATE_PAGES + 3 * PAGE
+HELD_PAGES = STATE_PAGES + 2 * PAGE
+SCRATCH_PAGES = 4 * PAGE
 
 # States that state_dict() maps from the drive begin at a page. These ones it makes whole first, so
 # they need not: small parameters would take mostly rounding.
@@ -31,7 +32,7 @@ UNMAPPED = (LOW, PACKED)
 _LINE = 64  # bytes, of the processor's cache
 
 # The smallest buffer: a cut of any dtype with three states, its values and its gradient.
-LEAST_BYTES = HELD_PAGES + 5 * 8 * CUT
+LEAST_BYTES = HELD_PAGES + SCRATCH_PAGES + 5 * 8 * CUT
 
 
 @dataclass(eq=False)
@@ -130,6 +131,8 @@ class SubGroup:
         self.shards: list[Shard] = []
         self.fields: list[StateField] = []  # empty before the first step
         self.spare_bytes = 0  # the most that its first record may take
+        self.held_bytes = 0  # the most that it takes in a buffer
+        self.scratch_bytes = 0  # the most that it takes besides while it is computed
 
     @property
     def record_bytes(self) -> int:
@@ -154,9 +157,17 @@ def record_bytes(fields: list[StateField]) -> int:
     return page_up(fields[-1].offset + fields[-1].nbytes) if fields else 0
 
 
+class ElementBytes(NamedTuple):
+    """What a step needs of each element."""
+
+    states: float  # on the drive
+    held: float  # in a buffer, from the read to the write
+    scratch: float  # only while it is computed
+
+
 @dataclass(frozen=True)
 class Needs:
-    """What a step needs of each element: states on the drive, and memory in a buffer."""
+    """What a step needs, by the kind of the optimizer and its options."""
 
     whole: bool  # parameters in their shape
     is_adam: bool
@@ -173,29 +184,31 @@ class Needs:
         in_memory = stored_parameter_of(param) is None
         return self.masters and param.dtype == torch.bfloat16 and in_memory and not self.whole
 
-    def element_bytes(self, settings: Group, param: Tensor) -> tuple[float, float]:
-        """(bytes of states, bytes in a buffer)"""
+    def element_bytes(self, settings: Group, param: Tensor) -> ElementBytes:
         count = 2 if self.is_adam and not settings["amsgrad"] else 3  # at most, of torch's own
         master = self.wants_master(param)
         size = 4 if master else param.dtype.itemsize
         cuts = self.cuts_master(param)
         moments = ELEMENT_BYTES if self.packs_moments else count * size
         states = moments + (2 if cuts else 4 if master else 0)
-        held = states + (4 if cuts else 0) + (count * size if self.packs_moments else 0)
+        held = states + (size if self.stored_gradients else 0)
         if stored_parameter_of(param) is not None:
             held += param.dtype.itemsize
-        if master or self.stored_gradients:
-            held += size
-        return states, held
+        scratch = (4 if cuts else 0) + (count * size if self.packs_moments else 0)
+        if master and not self.stored_gradients:
+            scratch += size
+        return ElementBytes(states, held, scratch)
 
 
 class SubGroups:
-    """Cuts parameters into shards and collects them into sub-groups of about `buffer_bytes`."""
+    """Cuts parameters into shards and collects them into sub-groups: `buffer_count` of them, and
+    the scratch memory of one, take about as many buffers of `buffer_bytes`."""
 
-    def __init__(self, buffer_bytes: int, needs: Needs) -> None:
+    def __init__(self, buffer_bytes: int, buffer_count: int, needs: Needs) -> None:
         self.buffer_bytes = buffer_bytes
+        self.buffer_count = buffer_count
         self.needs = needs
-        self.largest = 0  # bytes that the largest sub-group takes in a buffer
+        self.largest = 0  # bytes of the largest sub-group, with its share of the scratch memory
         self._groups: list[SubGroup] = []
         self.shards: dict[Tensor, list[Shard]] = {}  # of each parameter
         self._amsgrad: list[bool] = []  # of each group, when it was cut
@@ -205,6 +218,13 @@ class SubGroups:
         return iter(self._groups)
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes of memory without which a step cannot be made: any sub-group in a buffer, and the
+        scratch memory."""
+        held = max((group.held_bytes for group in self), default=0)
+        return held + max((group.scratch_bytes for group in self), default=0)
+
+    @property
     def has_states(self) -> bool:
         return any(group.fields for group in self._groups)
 
@@ -212,7 +232,7 @@ class SubGroups:
         """Cuts the parameters of a group for its settings, or for those that it will get."""
         settings = group if settings is None else settings
         for param in group["params"]:
-            self.shards[param] = self._cut(group, param, *self.needs.element_bytes(settings, param))
+            self.shards[param] = self._cut(group, param, self.needs.element_bytes(settings, param))
         self._amsgrad.append(bool(settings.get("amsgrad")))
 
     def fits(self, settings: Iterable[Group]) -> bool:
@@ -222,7 +242,7 @@ class SubGroups:
 
     def trial(self) -> SubGroups:
         """Empty sub-groups for the same needs."""
-        return SubGroups(self.buffer_bytes, self.needs)
+        return SubGroups(self.buffer_bytes, self.buffer_count, self.needs)
 
     def adopt(self, other: SubGroups) -> None:
         """Becomes the other sub-groups."""
@@ -238,9 +258,7 @@ class SubGroups:
                 "use add_param_group(), or make a new optimizer"
             )
 
-    def _cut(
-        self, group: Group, param: Tensor, state_bytes: float, held_bytes: float
-    ) -> list[Shard]:
+    def _cut(self, group: Group, param: Tensor, each: ElementBytes) -> list[Shard]:
         """The shards of a parameter; those of one on the drive are cut as it is cut there."""
         values = local(param)
         home = stored_parameter_of(param)
@@ -257,7 +275,8 @@ class SubGroups:
         elif home is not None:
             ranges = home.cuts
         else:
-            most = max(int((self.buffer_bytes - HELD_PAGES) / held_bytes) // CUT, 1) * CUT
+            room = self.buffer_bytes - HELD_PAGES - SCRATCH_PAGES
+            most = max(int(room / (each.held + each.scratch / self.buffer_count)) // CUT, 1) * CUT
             ranges = [(at, min(at + most, count)) for at in range(0, count, most)]
         needs = self.needs
         shards = []
@@ -274,15 +293,18 @@ class SubGroups:
                 needs.cuts_master(param),
                 needs.packs_moments,
             )
-            nbytes = math.ceil((end - begin) * held_bytes) + HELD_PAGES
-            own = self._sub_group(values.device, nbytes)
+            held = math.ceil((end - begin) * each.held) + HELD_PAGES
+            scratch = math.ceil((end - begin) * each.scratch) + SCRATCH_PAGES
+            own = self._sub_group(values.device, held + -(-scratch // self.buffer_count))
             own.shards.append(shard)
-            own.spare_bytes += math.ceil((end - begin) * state_bytes) + STATE_PAGES
+            own.held_bytes += held
+            own.scratch_bytes += scratch
+            own.spare_bytes += math.ceil((end - begin) * each.states) + STATE_PAGES
             shards.append(shard)
         return shards
 
     def _sub_group(self, device: torch.device, nbytes: int) -> SubGroup:
-        """The sub-group that takes the next shard, of `nbytes` bytes."""
+        """The sub-group that takes the next shard, which needs `nbytes` bytes of each buffer."""
         full = self._filled + nbytes > self.buffer_bytes
         if not self._groups or full or self._groups[-1].device != device:
             self._groups.append(SubGroup(len(self._groups), device))
