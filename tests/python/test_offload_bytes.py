@@ -120,7 +120,7 @@ def bytes_of_a_pass(model, weights, training):
 
 SIZES = {
     "alike": [64] * 24,
-    "small": [2] * 150,
+    "small": [2] * 100,
     "two sizes": [64, 24] * 12,
     "transformer": [180] + [16, 16, 16, 16, 48, 48] * 6,
     "any size": random.Random(1).choices(range(10, 80), k=40),
