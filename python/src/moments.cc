@@ -171,6 +171,7 @@ void fill_codes_plain(const Map& map, const float* block, float scale,
 
 #if defined(__x86_64__)
 
+// NOLINTBEGIN(portability-simd-intrinsics): fill_codes_plain serves other processors
 // Eight at a time, by their ranks. Rounding makes a rank wrong by far less than `margin`: closer to
 // a bound than that, the map is asked.
 __attribute__((target("avx2"))) void fill_codes_avx2(const Map& map, const float* block,
@@ -219,6 +220,7 @@ __attribute__((target("avx2"))) void fill_codes_avx2(const Map& map, const float
     _mm_storel_epi64(reinterpret_cast<__m128i*>(filled + i), _mm_packus_epi16(words, words));
   }
 }
+// NOLINTEND(portability-simd-intrinsics)
 
 bool has_avx2() noexcept {
   __builtin_cpu_init();
