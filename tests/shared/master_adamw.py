@@ -9,7 +9,7 @@ class MasterAdamW:
     def __init__(self, params, kind=torch.optim.AdamW, **options):
         self.params = params
         self.masters = [torch.nn.Parameter(param.detach().float()) for param in params]
-        self.inner = kind(self.masters, fused=True, **options)
+        self.inner = kind(self.masters, **(dict(fused=True) | options))
 
     @torch.no_grad()
     def step(self):

@@ -2,6 +2,7 @@
 from the definition, by other means than the package."""
 
 import torch
+from master_adamw import MasterAdamW
 
 BLOCK = 256
 LEAST_NORMAL = torch.finfo(torch.float32).tiny
@@ -42,22 +43,14 @@ def dequantized(name, codes, scales):
     return numbers[codes.long()] * scales.repeat_interleave(BLOCK)[: codes.numel()]
 
 
-class QuantizedAdamW:
+class QuantizedAdamW(MasterAdamW):
     """torch's AdamW whose moments are in 8 bits between the steps; masters in fp32 for parameters
     in bf16 and fp16."""
 
-    def __init__(self, params, kind=torch.optim.AdamW, **options):
-        self.params = params
-        self.masters = [torch.nn.Parameter(param.detach().float()) for param in params]
-        self.inner = kind(self.masters, **(dict(fused=True) | options))
-
     @torch.no_grad()
     def step(self):
-        for param, master in zip(self.params, self.masters):
-            master.grad = None if param.grad is None else param.grad.float()
-        self.inner.step()
-        for param, master in zip(self.params, self.masters):
-            param.copy_(master)
+        super().step()
+        for master in self.masters:
             if master.grad is not None:
                 for name in SIGNED:
                     moment = self.inner.state[master][name]
