@@ -86,7 +86,7 @@ TEST_P(Closing, the_last_reference_may_go_in_every_callback_of_several_workers) 
     for (const Operation& operation : operations) EXPECT_EQ(outcome_code(operation), 0);
   }
   const auto limit = Operation::Clock::now() + hang_limit;
-  int times = 0;  // in a row: while a thread ends, the list of threads may lack another one
+  int times = 0;  // in a row: one look may miss a thread, or the kernel may add a helper
   while (times < 3 && Operation::Clock::now() < limit) {
     times = threads() <= before ? times + 1 : 0;
     std::this_thread::yield();
