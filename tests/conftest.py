@@ -1,6 +1,12 @@
-"""The order of all tests."""
+"""The order of all tests, and the server of those that start Python with torch."""
 
+import contextlib
 import gc
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 # The files that take longest, first: a process that comes to one of them late would end alone.
 LONGEST = [
@@ -31,3 +37,37 @@ def pytest_collection_finish():
     millisecond then, instead of a fifth of a second."""
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def warm_server():
+    """The server of tests/shared/warm_python.py, for all processes of this pytest."""
+    program = Path(__file__).parent / "shared/warm_python.py"
+    with tempfile.TemporaryDirectory(prefix="tensorferry-warm-") as place:
+        path = os.path.join(place, "socket")
+        command = Path(place, "python3")
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {program} "$@"\n')
+        command.chmod(0o755)
+        server = subprocess.Popen(
+            [sys.executable, program, "--serve", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        server.stdout.readline()
+        os.environ["TENSORFERRY_WARM_PYTHON"] = path
+        yield
+        del os.environ["TENSORFERRY_WARM_PYTHON"]
+        server.stdin.close()
+        server.wait()
+        server.stdout.close()
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the workers of xdist inherit it
+        config.stack_of_servers = contextlib.ExitStack()
+        config.stack_of_servers.enter_context(warm_server())
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        config.stack_of_servers.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from ferry_program import BUILD, PROGRAM, WITH_PACKAGE
+from warm_python import WARM_PYTHON
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -27,7 +28,7 @@ TENSORS = 17
 
 def run_python(*words):
     done = subprocess.run(
-        [sys.executable, *map(str, words)], env=WITH_PACKAGE, capture_output=True, text=True
+        [*WARM_PYTHON, *map(str, words)], env=WITH_PACKAGE, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -320,7 +321,7 @@ def test_hostile_files_are_refused_in_one_line_and_run_nothing(ferry, made):
             print(main(["inspect", path]), path, file=sys.stderr)
     """
     done = subprocess.run(
-        [sys.executable, "-c", program, *names],
+        [*WARM_PYTHON, "-c", program, *names],
         cwd=ferry.place,
         env=ferry.env,
         capture_output=True,

@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/shared"))
+from warm_python import WARM_PYTHON  # noqa: E402
+
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in (
@@ -47,12 +50,15 @@ CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(my_program CXX)
 add_executable(my_program my_program.cc)
 """
-# What the stand-ins on the PATH do; {root}, {python} and {command} are filled in.
+# It is started with the library path of the tests, not with that of the C++ programs.
+WARM = 'exec env -u LD_LIBRARY_PATH {warm} "$@"'
+# What the stand-ins on the PATH do; {root}, {python}, {warm} and {command} are filled in.
 STAND_INS = {
     "make": 'exec /usr/bin/make --no-print-directory -n -C {root} "$@" >/dev/null',
     "pip": 'cd {root} && exec {python} -m pip --quiet "$@" --dry-run --no-deps '
     "--no-build-isolation",
-    "python": 'exec {python} "$@"',
+    "python": WARM,
+    "python3": WARM,
     "tensorferry": 'exec {python} {root}/tests/house/little_work.py {command} "$@"',
 }
 
@@ -125,7 +131,12 @@ class Stage:
         (self.place / ".bin").mkdir(parents=True)
         for name, text in STAND_INS.items():
             program = self.place / ".bin" / name
-            words = dict(root=ROOT, python=sys.executable, command=self.prefix / "bin/tensorferry")
+            words = dict(
+                root=ROOT,
+                python=sys.executable,
+                warm=shlex.join(WARM_PYTHON),
+                command=self.prefix / "bin/tensorferry",
+            )
             program.write_text("#!/bin/sh\n" + text.format(**words) + "\n")
             program.chmod(0o755)
         os.environ.update(self.env)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_python import WARM_FOLDER
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +25,7 @@ class Here:
     """All peers in this environment."""
 
     def python(self, _name):
-        return Path(sys.executable)
+        return Path(WARM_FOLDER) / "python3"
 
 
 @pytest.fixture(scope="module")

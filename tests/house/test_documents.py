@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import documents
 import pytest
 from house import ROOT
+from warm_python import WARM_PYTHON
 
 # More than these would be a habit. `pytest -rP -k left_alone` lists them.
 LEFT_ALONE_MOST = 3
@@ -30,7 +30,7 @@ def plays(request, prefix, tmp_path_factory):
 
 def play(page, prefix, place):
     return subprocess.run(
-        [sys.executable, documents.__file__, page, place / "place", prefix],
+        [*WARM_PYTHON, documents.__file__, page, place / "place", prefix],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 from drives import loop_mount, memory_mount, power_cut_drive
 from programs import check_python, run_python, runs
 from tensorferry import checkpoint
+from warm_python import WARM_PYTHON
 
 OLD = torch.arange(100_000)
 
@@ -347,7 +348,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path):
     file = tmp_path / "model.pt"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    check_python(KILLER, file, runs(70), TMPDIR=str(scratch))
+    check_python(KILLER, file, runs(70), python=WARM_PYTHON, TMPDIR=str(scratch))
     shutil.rmtree(scratch)  # a kill in the first moment of a save leaves an empty folder here
     checkpoint.save(OLD, file)
     assert_only_the_old_one(file)  # the hidden files of those that were killed are gone
@@ -374,6 +375,7 @@ def test_processes_that_save_to_one_name_do_not_disturb_each_other(tmp_path):
         assert (values == values[0]).all()
         """,
         file,
+        python=WARM_PYTHON,
     )
     assert names_in(tmp_path) == ["model.pt"]
 
@@ -399,6 +401,7 @@ def test_ctrl_c_leaves_the_old_file(tmp_path):
             """,
             file,
             windows,
+            python=WARM_PYTHON,
         )
         assert done.stdout == "interrupted\n", done.stderr
         assert_only_the_old_one(file)

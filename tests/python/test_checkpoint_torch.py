@@ -23,6 +23,7 @@ from programs import check_python, runs
 from tensorferry import checkpoint
 from tensorferry._shared_handle import shared_handle
 from torch.utils.serialization import config
+from warm_python import WARM_PYTHON
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of things it will remove
 
@@ -346,6 +347,7 @@ def test_a_child_saves_and_loads_after_its_parent_has(tmp_path):
         assert checkpoint.load(path).sum() == 0
         """,
         tmp_path / "model.pt",
+        python=WARM_PYTHON,
     )
 
 

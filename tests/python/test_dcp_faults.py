@@ -16,6 +16,7 @@ from drives import loop_mount, memory_mount
 from programs import FOLDERS, runs
 from tensorferry.dcp import Reader, Writer
 from torch.distributed.checkpoint.api import CheckpointException
+from warm_python import WARM_PYTHON
 
 JOB = os.path.join(os.path.dirname(__file__), "dcp_faults_job.py")
 
@@ -43,7 +44,7 @@ def names_in(folder):
 def run_job(*arguments):
     """Runs dcp_faults_job.py and returns the numbers that it prints."""
     done = subprocess.run(
-        [sys.executable, JOB, *map(str, arguments)],
+        [*WARM_PYTHON, JOB, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=1000,

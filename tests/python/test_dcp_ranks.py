@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 import tensorferry
 from dcp_job import full_tensors
 from tensorferry import _core
+from warm_python import WARM_PYTHON
 
 JOB = os.path.join(os.path.dirname(__file__), "dcp_job.py")
 
@@ -20,7 +20,7 @@ JOB = os.path.join(os.path.dirname(__file__), "dcp_job.py")
 def run():
     """Runs a function of dcp_job.py on a number of ranks."""
     job = subprocess.Popen(
-        [sys.executable, JOB],
+        [*WARM_PYTHON, JOB],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

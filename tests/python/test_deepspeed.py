@@ -9,10 +9,11 @@ pytest.importorskip("deepspeed")
 
 from deepspeed_training import FAST_FILE_WRITER, config, train
 from programs import run_python
+from warm_python import WARM_PYTHON
 
 
 def python(code, *args, **env):
-    done = run_python(code, *args, timeout=600, DS_ACCELERATOR="cpu", **env)
+    done = run_python(code, *args, timeout=600, python=WARM_PYTHON, DS_ACCELERATOR="cpu", **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -3,18 +3,18 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from warm_python import WARM_PYTHON
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(tmp_path, name, *options):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, str(tmp_path), *map(str, options)],
+        [*WARM_PYTHON, EXAMPLES / name, str(tmp_path), *map(str, options)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -52,7 +52,7 @@ def test_inference_larger_than_memory_runs(tmp_path):
 @pytest.mark.parametrize("name", ["train_larger_than_memory.py", "infer_larger_than_memory.py"])
 def test_a_missing_path_is_said(tmp_path, name):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, str(tmp_path / "missing")], capture_output=True, text=True
+        [*WARM_PYTHON, EXAMPLES / name, str(tmp_path / "missing")], capture_output=True, text=True
     )
     assert done.returncode == 1 and "no such directory" in done.stderr
 

@@ -2,6 +2,7 @@
 
 import pytest
 from programs import check_python, run_python, runs
+from warm_python import WARM_PYTHON
 
 # In the child: what it has copied by now, in bytes.
 PRIVATE = """
@@ -64,6 +65,7 @@ for epoch in range(2):
         tmp_path / "file",
         engine,
         timeout=300,
+        python=WARM_PYTHON,
     )
 
 
@@ -81,7 +83,8 @@ for tensor in tensors:
     print(in_child(lambda: tensor[-1].item()) == -signal.SIGSEGV)
     print(in_child(lambda: tensor[:1].fill_(1)) == -signal.SIGSEGV)
     assert tensor.eq(7).all()
-"""
+""",
+        python=WARM_PYTHON,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n" * 4, "")
 
@@ -153,6 +156,7 @@ space.get("key", back).wait()
 assert back == bytes(4096) == bytes(taken) and is_pinned(buffer)
 """,
         tmp_path,
+        python=WARM_PYTHON,
     )
 
 

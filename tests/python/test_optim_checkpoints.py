@@ -17,6 +17,7 @@ from training import (
     give_gradients,
     parameters,
 )
+from warm_python import WARM_PYTHON
 
 
 def steps(params, optimizer, first, last):
@@ -282,10 +283,13 @@ for dtype in (torch.float32, torch.bfloat16):
 
 
 def test_a_run_goes_on_in_another_process(tmp_path):
+    def run(*words):
+        return check_python(RESUMED, FOLDERS, tmp_path, *words, python=WARM_PYTHON)
+
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"
-    straight = check_python(RESUMED, FOLDERS, tmp_path, one, 0, 9, "new")
-    parts = check_python(RESUMED, FOLDERS, tmp_path, two, 0, 4, "new")
-    parts += check_python(RESUMED, FOLDERS, tmp_path, two, 4, 9, "load")
+    straight = run(one, 0, 9, "new")
+    parts = run(two, 0, 4, "new")
+    parts += run(two, 4, 9, "load")
     assert sorted(parts.splitlines()) == sorted(straight.splitlines())
     assert len(straight.splitlines()) == 18
     for dtype in (torch.float32, torch.bfloat16):

@@ -13,6 +13,7 @@ import torch
 from drives import failing_drive, loop_mount
 from programs import FOLDERS
 from training import MiB, assert_same, copies, give_gradients
+from warm_python import WARM_PYTHON
 
 
 def large(count=8, size=MiB, dtype=torch.float32):
@@ -260,8 +261,8 @@ torch.save([param.detach() for param in params], file + ".result")
 
 def test_a_run_that_was_killed_in_a_step_goes_on_to_the_same_bits(tmp_path):
     checkpoint = tmp_path / "checkpoint"
-    command = [sys.executable, "-c", TRAINING, FOLDERS, str(tmp_path), str(checkpoint), "5"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    words = ["-c", TRAINING, FOLDERS, str(tmp_path), str(checkpoint), "5"]
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line == "step 3\n":
             break
@@ -270,7 +271,7 @@ def test_a_run_that_was_killed_in_a_step_goes_on_to_the_same_bits(tmp_path):
     process.stdout.close()
     left = next(tmp_path.glob("tensorferry-swap-*"))
     assert len(os.listdir(left)) == 1
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*WARM_PYTHON, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "step 2"
     assert os.listdir(left) == []  # also what the killed one had left

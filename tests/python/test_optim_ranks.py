@@ -3,10 +3,10 @@
 import functools
 import os
 import subprocess
-import sys
 
 import pytest
 from ranks import rank_environments
+from warm_python import WARM_PYTHON
 
 JOB = os.path.join(os.path.dirname(__file__), "optim_job.py")
 
@@ -15,7 +15,7 @@ def run_ranks(*arguments, ranks=2):
     """What each rank printed: (lines of steps, other lines)."""
     processes = [
         subprocess.Popen(
-            [sys.executable, JOB, *map(str, arguments)],
+            [*WARM_PYTHON, JOB, *map(str, arguments)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

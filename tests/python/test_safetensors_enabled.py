@@ -8,6 +8,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("torch")
 
 from programs import check_python, run_python
+from warm_python import WARM_PYTHON
 
 START = """
 import sys, torch
@@ -63,7 +64,7 @@ from safetensors._safetensors_rust import safe_open as theirs
 assert safe_open is theirs is safetensors.safe_open
 """
     parts = [enable, NAMES] if first == "enable" else [NAMES, enable]
-    check_python(START + "".join(parts) + check)
+    check_python(START + "".join(parts) + check, python=WARM_PYTHON)
 
 
 def test_who_imported_from_tensorferry_keeps_it():
@@ -77,7 +78,8 @@ tensorferry.safetensors.enable()
 tensorferry.safetensors.disable()
 assert is_ours(safe_open) and is_ours(load_file)
 assert not is_ours(safetensors.torch.load_file)
-"""
+""",
+        python=WARM_PYTHON,
     )
 
 
@@ -91,7 +93,8 @@ assert is_ours(safetensors.torch.save_file)
 assert not is_ours(safetensors.torch.load_file) and not is_ours(safetensors.safe_open)
 tensorferry.safetensors.enable()
 assert is_ours(safetensors.torch.load_file)
-"""
+""",
+        python=WARM_PYTHON,
     )
 
 
@@ -104,7 +107,7 @@ def test_a_variable_enables_it_at_the_start(tmp_path, value, wanted):
         + START
         + f"assert is_ours(load_file) is {wanted}\n"
     )
-    check_python(code, TENSORFERRY_SAFETENSORS=value)
+    check_python(code, python=WARM_PYTHON, TENSORFERRY_SAFETENSORS=value)
 
 
 def test_torch_is_imported_only_where_it_is_needed():
@@ -147,7 +150,9 @@ except ModuleNotFoundError as error:
 import tensorferry
 tensorferry.safetensors.enable()
 """
-    done = run_python(code.replace("import torch,", "import tensorferry, torch,"), "x")
+    done = run_python(
+        code.replace("import torch,", "import tensorferry, torch,"), "x", python=WARM_PYTHON
+    )
     Path("x").unlink()
     assert "pip install safetensors" in done.stdout
     assert "safetensors is not installed: pip install safetensors" in done.stderr
@@ -204,7 +209,9 @@ assert moved() == read
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_transformers_saves_and_loads(tmp_path, when):
     pytest.importorskip("transformers")
-    done = run_python(TRANSFORMERS, tmp_path, when, timeout=300, OMP_NUM_THREADS="1")
+    done = run_python(
+        TRANSFORMERS, tmp_path, when, timeout=300, python=WARM_PYTHON, OMP_NUM_THREADS="1"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -272,5 +279,5 @@ assert same(wanted)
 
 def test_accelerate_saves_loads_and_offloads(tmp_path):
     pytest.importorskip("accelerate")
-    done = run_python(ACCELERATE, tmp_path, timeout=300, OMP_NUM_THREADS="1")
+    done = run_python(ACCELERATE, tmp_path, timeout=300, python=WARM_PYTHON, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from loop_mount import loop_mount
 from programs import check_python
 from tensorferry.safetensors import SafetensorError, safe_open
 from tensorferry.safetensors.torch import load_file, load_model, save_file, save_model
+from warm_python import WARM_PYTHON
 
 
 @pytest.fixture
@@ -196,6 +197,7 @@ assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
 assert os.path.getsize(sys.argv[1] + ".child") == os.path.getsize(sys.argv[1])
 """,
         tmp_path / "x",
+        python=WARM_PYTHON,
     )
 
 

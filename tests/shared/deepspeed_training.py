@@ -3,10 +3,10 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from ranks import rank_environments
+from warm_python import WARM_PYTHON
 
 JOB = Path(__file__).with_name("deepspeed_job.py")
 ENABLE = "import tensorferry.deepspeed; tensorferry.deepspeed.enable();"
@@ -90,7 +90,7 @@ def train(config_path, ranks=1, op="tensorferry", device="cpu", **options):
     run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
+            [*WARM_PYTHON, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
