@@ -62,12 +62,12 @@ def warm_server():
         server.stdout.close()
 
 
-def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # the workers of xdist inherit it
-        config.stack_of_servers = contextlib.ExitStack()
-        config.stack_of_servers.enter_context(warm_server())
+# Now, because other conftest.py and modules of tests ask for it when they are imported. The workers
+# of xdist inherit it.
+SERVERS = contextlib.ExitStack()
+if "TENSORFERRY_WARM_PYTHON" not in os.environ:
+    SERVERS.enter_context(warm_server())
 
 
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):
-        config.stack_of_servers.close()
+def pytest_unconfigure():
+    SERVERS.close()
