@@ -5,6 +5,7 @@ A process of its own, whose peak does not depend on what else runs."""
 import pytest
 from programs import check_python
 from training import MiB
+from warm_python import WARM_PYTHON
 
 MEMORY = {
     "fp32": "float32 8 AdamW(params, **options)",
@@ -46,6 +47,7 @@ def test_memory_stays_within_the_buffers(tmp_path, name):
         """,
         tmp_path,
         MEMORY[name],
+        python=WARM_PYTHON,
     )
     assert int(out) < (32 + 24) * MiB
 
@@ -82,6 +84,7 @@ def test_memory_for_gradients_is_that_of_one(tmp_path, dtype, width, count):
         dtype,
         str(width),
         str(count),
+        python=WARM_PYTHON,
     )
     # The buffers, in part, the gradient in fp32 for its norm, and a little.
     assert int(out) < 32 * MiB + 2 * 4 * width * width
