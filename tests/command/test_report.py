@@ -7,10 +7,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from browser import Browser
 
 import examples
 
@@ -103,41 +103,45 @@ def make(tmp_path):
     return page
 
 
-@pytest.fixture(scope="session")
-def browser():
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if not program:
         pytest.skip("no chromium here")
-    return program
+    browser = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(browser):
     """opened(path) is the Document after its scripts ran; anything in the console is a failure."""
 
-    def look(path, *flags):
-        done = subprocess.run(
-            [
-                browser,
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--enable-logging=stderr",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                "--virtual-time-budget=10000",
-                *flags,
-                "--dump-dom",
-                path.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        assert not said, "\n".join(said)
-        return Document(done.stdout)
+    def look(path, *settings):
+        document, said = browser.open(path.as_uri(), *settings)
+        assert not said, said
+        return Document(document)
 
     return look
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "console.error('a')",
+        "console.log('a')",
+        "throw 1",
+        "document.write('<img src=x>')",
+        "setTimeout(() => { throw 1 }, 9000)",
+    ],
+)
+def test_a_planted_complaint_is_found(opened, tmp_path, script):
+    page = tmp_path / "page.html"
+    page.write_text("<title>ok</title>")
+    assert opened(page).text == "ok"
+    page.write_text(f"<script>{script}</script>")
+    with pytest.raises(AssertionError):
+        opened(page)
 
 
 @pytest.mark.parametrize("command", PLOTS)
@@ -238,7 +242,9 @@ def test_plotly_is_there_once_and_nothing_is_fetched(make, opened):
 
 
 @pytest.mark.parametrize(
-    "scheme, paper", [(0, "20, 23, 26"), (1, "251, 251, 249")], ids=["dark", "light"]
+    "scheme, paper",
+    [("dark", "20, 23, 26"), ("light", "251, 251, 249")],
+    ids=["dark", "light"],
 )
 def test_plots_follow_the_colour_scheme(make, opened, scheme, paper, tmp_path):
     page = make(examples.tune())
@@ -250,8 +256,10 @@ def test_plots_follow_the_colour_scheme(make, opened, scheme, paper, tmp_path):
     )
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', probe, page.read_text())
     (tmp_path / "probe.html").write_text(text)
-    document = opened(tmp_path / "probe.html", f"--blink-settings=preferredColorScheme={scheme}")
-    grid = {0: "42, 47, 53", 1: "235, 236, 232"}[scheme]
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    setting = "Emulation.setEmulatedMedia", {"features": features}
+    document = opened(tmp_path / "probe.html", setting)
+    grid = {"dark": "42, 47, 53", "light": "235, 236, 232"}[scheme]
     assert f"rgb({paper}) rgb({grid})" in document.text
 
 
@@ -288,7 +296,8 @@ def test_the_page_is_as_wide_as_a_phone(make, opened, command, tmp_path):
         "<script>onmessage = (event) => document.title = event.data</script>"
         "<iframe src=probe.html style='width: 360px; height: 800px; border: 0'></iframe>"
     )
-    assert "360 of 360" in opened(tmp_path / "phone.html", "--hide-scrollbars").text
+    setting = "Emulation.setScrollbarsHidden", {"hidden": True}
+    assert "360 of 360" in opened(tmp_path / "phone.html", setting).text
 
 
 def spoil(value):
