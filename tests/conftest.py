@@ -10,20 +10,31 @@ from pathlib import Path
 
 # The files that take longest, first: a process that comes to one of them late would end alone.
 LONGEST = [
-    "python/test_deepspeed.py",
+    "python/test_dcp_faults.py",
     "house/test_documents.py",
     "command/test_report.py",
     "python/test_lifetime.py",
-    "python/test_package.py",
-    "python/test_dcp_faults.py",
+    "python/test_deepspeed.py",
     "command/test_checkpoint.py",
+    "python/test_torch_headers.py",
+    "python/test_checkpoint_faults.py",
+    "house/test_portability.py",
     "house/test_install.py",
     "command/test_tune.py",
-    "python/test_checkpoint_faults.py",
-    "python/test_optim_ranks.py",
-    "house/test_portability.py",
+    "python/test_offload_bytes.py",
+    "python/test_package.py",
+    "python/test_quantized_moments.py",
+    "python/test_closing.py",
+    "python/test_offload.py",
+    "python/test_optim_memory.py",
+    "python/test_transformers.py",
+    "house/test_site.py",
+    "python/test_safetensors_enabled.py",
     "python/test_examples.py",
+    "python/test_optim_ranks.py",
     "python/test_optim_faults.py",
+    "command/test_sweep.py",
+    "house/test_rooms.py",
 ]
 
 
