@@ -2,9 +2,11 @@
 // handle and file work again once the disk has space.
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 
@@ -37,11 +39,20 @@ class Filler {
 
   // Leaves about `bytes` free and returns the exact number.
   std::uint64_t leave(std::uint64_t bytes) const {
-    EXPECT_EQ(::ftruncate(fd_, 0), 0);
     ::syncfs(fd_);  // ext4 gives blocks back only then
-    std::uint64_t taken = free_bytes() > bytes ? free_bytes() - bytes : 0;
+    struct stat facts{};
+    EXPECT_EQ(::fstat(fd_, &facts), 0);
+    const auto size = static_cast<std::uint64_t>(facts.st_size);
+    const std::uint64_t free = free_bytes();
+    if (free < bytes) {
+      EXPECT_EQ(::ftruncate(fd_, static_cast<off_t>(size - std::min(size, bytes - free))), 0);
+      ::syncfs(fd_);
+      return free_bytes();
+    }
+    std::uint64_t taken = free - bytes;
     // The last few blocks may be needed for metadata.
-    while (taken > 0 && ::fallocate(fd_, 0, 0, static_cast<off_t>(taken)) != 0) {
+    while (taken > 0 &&
+           ::fallocate(fd_, 0, static_cast<off_t>(size), static_cast<off_t>(taken)) != 0) {
       taken = taken > 64 * KiB ? taken - 64 * KiB : 0;
     }
     return free_bytes();
@@ -73,7 +84,7 @@ class NoSpace : public ::testing::TestWithParam<EngineKind> {
   // Saves 4 MiB behind the old bytes of `path`, with about `wanted` bytes left on the disk.
   static void save_with(Handle& handle, const std::string& path, Filler& filler,
                         std::uint64_t wanted, std::span<const std::byte> memory) {
-    filler.leave(8 * MiB);
+    if (filler.free_bytes() < MiB) filler.leave(MiB);
     write_whole_file(path, pattern(old_bytes, 0, old_seed));
     const std::uint64_t free = filler.leave(wanted);
     const File file = File::open(path, Access::read_write);

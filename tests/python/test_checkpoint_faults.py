@@ -238,10 +238,10 @@ def test_a_drive_full_at_every_4_kib_of_a_save_leaves_the_old_file_alone(tmp_pat
         before = file.stat()
         full = 0
         with open(filler, "wb") as taken:
+            space = os.statvfs(point).f_bfree * os.statvfs(point).f_frsize
+            os.posix_fallocate(taken.fileno(), 0, space)
             for free in range(0, (4 << 20) + 1, 4096):
-                taken.truncate(0)
-                space = os.statvfs(point)
-                os.posix_fallocate(taken.fileno(), 0, space.f_bfree * space.f_frsize - free)
+                taken.truncate(space - free)
                 try:
                     checkpoint.save(new, file)
                 except OSError as error:

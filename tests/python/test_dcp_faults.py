@@ -82,10 +82,10 @@ def test_a_drive_full_at_every_4_kib_of_a_save_leaves_the_old_checkpoint(tmp_pat
         state = {"x": torch.full((count,), 2.0), "step": torch.tensor(2)}
         full = 0
         with open(point / "filler", "wb") as filler:
+            space = os.statvfs(point).f_bfree * os.statvfs(point).f_frsize
+            os.posix_fallocate(filler.fileno(), 0, space)
             for free in range(0, 5 << 20, 4096):
-                filler.truncate(0)
-                facts = os.statvfs(point)
-                os.posix_fallocate(filler.fileno(), 0, facts.f_bfree * facts.f_frsize - free)
+                filler.truncate(space - free)
                 try:
                     dcp.save(state, storage_writer=Writer(folder, layout=layout))
                     break

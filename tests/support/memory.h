@@ -44,15 +44,13 @@ class Memory {
   std::span<std::byte> bytes_;
 };
 
-// Zeros that start with a page and cost nothing until a test touches them. They come in huge pages
-// where there are some: gigabytes of small ones take the kernel four times as long.
+// Zeros that start with a page and cost nothing until a test touches them.
 class UntouchedMemory {
  public:
   explicit UntouchedMemory(std::size_t bytes) {
     void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
-    ::madvise(mapped, bytes, MADV_HUGEPAGE);
     bytes_ = {static_cast<std::byte*>(mapped), bytes};
   }
   ~UntouchedMemory() { ::munmap(bytes_.data(), bytes_.size()); }
