@@ -73,7 +73,8 @@ def main(words):
         os.execv(sys.executable, [sys.executable, *words])
     code = os.waitstatus_to_exitcode(status)
     if code < 0:  # it ends as the program did
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
