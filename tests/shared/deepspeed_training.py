@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from ranks import rank_environments
@@ -85,12 +86,14 @@ def train(config_path, ranks=1, op="tensorferry", device="cpu", **options):
     ours = op == "tensorferry"
     words = [f"device={device}", *(f"{key}={value}" for key, value in options.items())]
     more = {"REPORT_HANDLES": "1" if ours else ""}
-    if device == "cpu":
+    python = [sys.executable]
+    if device == "cpu":  # what uses a GPU is no child of a process that may have looked for one
+        python = WARM_PYTHON
         more |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     run = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
     processes = [
         subprocess.Popen(
-            [*WARM_PYTHON, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
+            [*python, "-c", STARTS[op] + run, str(JOB), str(config_path), *words],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
