@@ -8,8 +8,8 @@ import tensorferry.optim
 import torch
 from drives import failing_drive
 from master_adamw import MasterAdamW
+from tensorferry._memory import available
 from tensorferry._memory.available import available_bytes
-from tensorferry.optim import kept
 from training import (
     MiB,
     assert_same,
@@ -255,7 +255,7 @@ def test_this_machine_has_memory_left():
 
 @pytest.mark.parametrize("ranks, kept_bytes", [("1", 10 * MiB), ("2", 4 * MiB)])
 def test_auto_takes_half_of_what_is_left_for_each_rank(tmp_path, monkeypatch, ranks, kept_bytes):
-    monkeypatch.setattr(kept, "available_bytes", lambda: 20 * MiB)
+    monkeypatch.setattr(available, "available_bytes", lambda: 20 * MiB)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     params = large()
     optimizer = adamw(params, tmp_path, max_cpu_bytes="auto")
