@@ -8,6 +8,8 @@ Each row is a ratio of two sides, measured in turns on the same file:
 - a step of AdamW with states on the drive against the drive alone;
 - such a step with moments in 8 bits, also with half of them in memory, against 12 and 10 bytes for
   each parameter;
+- such a step with all states in memory of the CPU against copying them over PCIe, both ways at
+  once;
 - a file in memory (tmpfs) against the slower of a page-locked copy over PCIe and pread by as many
   threads;
 - load_file of a checkpoint of 1 GiB against raw io_uring, with the memory that it takes on both
@@ -172,28 +174,34 @@ FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
         torch.bfloat16,
         {"moments": "int8", "max_gpu_bytes": "100%"},
     ),
+    "8 bytes, all of it in memory": (torch.float32, {"max_cpu_bytes": "100%"}),
+    "10 bytes, all of it in memory": (torch.bfloat16, {"max_cpu_bytes": "100%"}),
 }
+
+
+@contextlib.contextmanager
+def stepping(folder: Path, form: str):
+    """A step of 200 M parameters, as seconds."""
+    dtype, options = FORMS[form]
+    params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda", dtype=dtype))
+              for _ in range(8)]  # fmt: skip
+    for param in params:
+        param.grad = torch.ones_like(param)
+    states = folder / form.replace(" ", "-")
+    states.mkdir(exist_ok=True)
+    optimizer = tensorferry.optim.AdamW(params, 1e-3, nvme_path=states, **options)
+    for _ in range(2):
+        optimizer.step()
+    yield lambda: timed(lambda: (optimizer.step(), torch.cuda.synchronize()))
+    stats = optimizer.stats()
+    kept = stats["kept_bytes"] / sum(param.numel() for param in params)
+    read = stats["read_bytes_per_parameter"]
+    print(f"{form}: {read:.2f} bytes per parameter read, {kept:.2f} in memory")
+    optimizer.close()
 
 
 def moments_rows(folder: Path, pairs: int) -> None:
     """Steps of 200 M parameters in 16 bits with masters, by what the drive has of each."""
-
-    @contextlib.contextmanager
-    def stepping(form: str):
-        dtype, options = FORMS[form]
-        params = [torch.nn.Parameter(torch.zeros(25_000_000, device="cuda", dtype=dtype))
-                  for _ in range(8)]  # fmt: skip
-        for param in params:
-            param.grad = torch.ones_like(param)
-        states = folder / form.replace(" ", "-")
-        states.mkdir(exist_ok=True)
-        optimizer = tensorferry.optim.AdamW(params, 1e-3, nvme_path=states, **options)
-        for _ in range(2):
-            optimizer.step()
-        yield lambda: timed(lambda: (optimizer.step(), torch.cuda.synchronize()))
-        moved = optimizer.stats()["read_bytes_per_parameter"]
-        print(f"{form}: {moved:.2f} bytes per parameter read")
-        optimizer.close()
 
     for form, against, target in (
         ("4 bytes", "12 bytes", Target(2.5, True)),
@@ -201,8 +209,34 @@ def moments_rows(folder: Path, pairs: int) -> None:
         ("4 bytes, half of it in memory", "12 bytes", Target(5.0, True)),
         ("4 bytes, all of it on the GPU", "4 bytes", None),
     ):
-        with stepping(form) as ours, stepping(against) as other:
+        with stepping(folder, form) as ours, stepping(folder, against) as other:
             row(f"AdamW step, 200 M, {form} / {against}", ours, other, pairs, target)
+
+
+def kept_rows(folder: Path, pairs: int) -> None:
+    """Steps whose states lie in memory of the CPU, against copying as many bytes both ways."""
+    for element_bytes in (8, 10):
+        size = element_bytes * 200_000_000
+        here = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        there = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        streams = [torch.cuda.Stream() for _ in range(2)]
+
+        def copies(here=here, there=there, streams=streams):
+            with torch.cuda.stream(streams[0]):
+                there[0].copy_(here[0], non_blocking=True)
+            with torch.cuda.stream(streams[1]):
+                here[1].copy_(there[1], non_blocking=True)
+            torch.cuda.synchronize()
+
+        form = f"{element_bytes} bytes, all of it in memory"
+        with stepping(folder, form) as ours:
+            row(
+                f"AdamW step, 200 M, {form} / PCIe, both ways at once",
+                ours,
+                partial(timed, copies),
+                pairs,
+                Target(1 / 1.1, True),
+            )
 
 
 def drop_cache(path: Path) -> None:
@@ -356,7 +390,7 @@ def checkpoint_rows(folder: Path, program: Path, pairs: int) -> None:
         path.unlink()
 
 
-GPU_SECTIONS = ("large", "small", "step", "moments", "set", "cached", "checkpoints")
+GPU_SECTIONS = ("large", "small", "step", "moments", "kept", "set", "cached", "checkpoints")
 
 
 def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
@@ -369,6 +403,8 @@ def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
         step_row(folder, ring, max(pairs // 2, 3))
     if "moments" in options.sections:
         moments_rows(folder, max(pairs // 2, 3))
+    if "kept" in options.sections:
+        kept_rows(folder, pairs)
     if "set" in options.sections:
         set_of_tensors(folder, options.set_gb * GB)
     if "checkpoints" in options.sections:

@@ -21,8 +21,11 @@ CACHE_BYTES = 400_000_000
 # Untimed steps or passes before the timed ones.
 UNTIMED = 2
 
-# How the states of parameters in 16 bits are stored: (dtype, options).
+# How the states are stored: (dtype of the parameters, options).
 FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "8 bytes": (torch.float32, {}),
+    "8 bytes, half in memory": (torch.float32, {"max_cpu_bytes": "50%"}),
+    "8 bytes in memory": (torch.float32, {"max_cpu_bytes": "100%"}),
     "12 bytes": (torch.float16, {}),  # whole masters
     "10 bytes": (torch.bfloat16, {}),
     "4 bytes": (torch.bfloat16, {"moments": "int8"}),
@@ -54,13 +57,13 @@ class Tensorferry:
         self.form = ""
         self.model: Any = None
 
-    def step(self, repeat: int, form: str = "") -> dict[str, float]:
-        """With parameters in fp32, or in a form of FORMS."""
+    def step(self, repeat: int, form: str = "8 bytes") -> dict[str, float]:
+        """With parameters and states in a form of FORMS."""
         import tensorferry.optim
 
         if self.optimizer is None or form != self.form:
             self.release()
-            dtype, options = FORMS.get(form, (torch.float32, {}))
+            dtype, options = FORMS[form]
             self.optimizer = tensorferry.optim.AdamW(
                 parameters(dtype), nvme_path=self.folder, **options
             )

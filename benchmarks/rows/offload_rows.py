@@ -59,10 +59,12 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
     ours = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
     memory = JobProcess("offload_jobs.py", "torch", peers, "torch", folder)
     theirs = JobProcess("offload_jobs.py", "deepspeed", peers, "DeepSpeed", folder)
-    bench.at_end += [ours.end, memory.end, theirs.end]
+    others = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
+    bench.at_end += [ours.end, memory.end, theirs.end, others.end]
     return [
         *step_rows(bench, ours, memory, theirs),
-        *int8_rows(bench, ours, peers),
+        *kept_rows(ours, others, memory),
+        *int8_rows(bench, ours, others),
         *inference_rows(bench, ours, memory),
     ]
 
@@ -107,27 +109,48 @@ def step_rows(bench: Bench, ours: JobProcess, memory: JobProcess, theirs: JobPro
     ]
 
 
-def int8_rows(bench: Bench, ours: JobProcess, peers: Peers) -> list[Row]:
-    folder = str(bench.read_file.parent)
-    others = JobProcess("offload_jobs.py", "tensorferry", peers, "torch", folder)
-    bench.at_end.append(others.end)
+def released(process: JobProcess, **options: Any) -> Sample:
+    """Steps; then the process gives its memory back, because with that of the others it is too
+    much."""
+    sample = process.run("step", repeat=STEPS, **options)
+    process.run("release")
+    return sample
 
-    def step(process: JobProcess, form: str) -> Sample:
-        """The process that is not `ours` gives its memory back."""
-        sample = process.run("step", repeat=STEPS, form=form)
-        if process is others:
-            process.run("release")
-        return sample
 
+def kept_rows(ours: JobProcess, others: JobProcess, memory: JobProcess) -> list[Row]:
+    rows: list[tuple[str, str, float, Callable[[], Sample]]] = [
+        (
+            "half of the states in memory / all on NVMe",
+            "8 bytes, half in memory",
+            0.55,
+            partial(released, others, form="8 bytes"),
+        ),
+        ("all states in memory / torch's own", "8 bytes in memory", 1.1, partial(released, memory)),
+    ]
+    return [
+        Row(
+            f"AdamW step, 200 M parameters in fp32, {words}",
+            "s",
+            Target(most, at_least=False),
+            partial(ours.run, "step", repeat=STEPS, form=form),
+            other,
+            seconds,
+            peer="torch",
+        )
+        for words, form, most, other in rows
+    ]
+
+
+def int8_rows(bench: Bench, ours: JobProcess, others: JobProcess) -> list[Row]:
     def limit() -> Sample:
         """The slower of the drive alone and the same arithmetic with all states in memory."""
         drive = fio_pass(bench, "mix", 2 * INT8_BYTES)
-        return slower(drive, step(others, "4 bytes in memory"))
+        return slower(drive, released(others, form="4 bytes in memory"))
 
     rows: list[tuple[str, Target | None, Callable[[], Sample]]] = [
         ("the drive or torch alone", Target(1.10, at_least=False), limit),
-        ("12 bytes per parameter", None, partial(step, others, "12 bytes")),
-        ("10 bytes per parameter", None, partial(step, others, "10 bytes")),
+        ("12 bytes per parameter", None, partial(released, others, form="12 bytes")),
+        ("10 bytes per parameter", None, partial(released, others, form="10 bytes")),
     ]
     return [
         Row(
@@ -135,7 +158,7 @@ def int8_rows(bench: Bench, ours: JobProcess, peers: Peers) -> list[Row]:
             f"/ {against}",
             "s",
             target,
-            partial(step, ours, "4 bytes"),
+            partial(ours.run, "step", repeat=STEPS, form="4 bytes"),
             other,
             seconds,
             peer="torch",

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from . import safetensors as safetensors
     from ._config.optimizer import ConfiguredOptimizer
     from ._config.sections import ConfigError as ConfigError
+    from ._memory.budget import MemoryBudget as MemoryBudget
 
     Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -105,6 +106,7 @@ def initialize(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     model_parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | None = None,
+    max_cpu_bytes: int | str | MemoryBudget | None = None,
 ) -> tuple[Model, ConfiguredOptimizer | Any]:
     """Sets up a model and its optimizer from a DeepSpeed configuration: (model, optimizer).
 
@@ -116,12 +118,19 @@ def initialize(
     The optimizer is the one of the configuration, over `model_parameters` (default: all), or the
     given one. Call its backward(loss), step() and zero_grad() for every micro-batch. If neither
     names an optimizer, it is None, and the weights stay on NVMe as long as the model lives.
+
+    `max_cpu_bytes` is one number for weights and states together, or "auto": see MemoryBudget. It
+    takes the place of what max_in_cpu, buffer_size and ratio say.
     """
     from ._config.initialize import initialize as with_torch
 
     # Any stands for None: a program that names an optimizer need not check for it.
     made: tuple[Model, ConfiguredOptimizer | Any] = with_torch(
-        model, config, optimizer=optimizer, model_parameters=model_parameters
+        model,
+        config,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        max_cpu_bytes=max_cpu_bytes,
     )
     return made
 
@@ -137,6 +146,10 @@ if not TYPE_CHECKING:  # it would give every name to type checkers
             from ._config.sections import ConfigError
 
             return ConfigError
+        if name == "MemoryBudget":
+            from ._memory.budget import MemoryBudget
+
+            return MemoryBudget
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

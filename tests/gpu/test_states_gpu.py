@@ -9,7 +9,7 @@ import torch
 from gpu_tensors import MiB
 from master_adamw import MasterAdamW
 from quantized_adamw import QuantizedAdamW, quantized
-from tensorferry.optim.cut_masters import cut, join
+from tensorferry.optim.cut_masters import begin_cut, cut, join
 from tensorferry.optim.quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
 
 BLOCK = 16384
@@ -87,6 +87,51 @@ def test_nothing_moves_if_all_states_stay(tmp_path):
         stats = ours.stats()
         assert stats["read_bytes"] == stats["written_bytes"] == stats["tensor_bytes"] == 0
         ours.close()
+
+
+def test_cutting_and_joining_masters_does_not_wait_for_the_gpu():
+    master = torch.randn(3 * BLOCK + 5, device="cuda")
+    weights = master.to(torch.bfloat16)
+    low = torch.empty(master.shape, dtype=torch.int16, device="cuda")
+    known = cut(master, weights, low)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cutting = begin_cut(master, weights, low)
+        changed = join(torch.empty_like(master), weights, low, known)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(changed) == 0
+    assert cutting.end(int(cutting.listed)) is not None
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_one_number_for_weights_and_states_counts_the_memory_of_the_gpu(tmp_path, share):
+    def made():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).cuda()
+
+    model, other = made(), made()
+    total = sum(param.nbytes for param in model.parameters())
+    budget = tensorferry.MemoryBudget(int(share * total))
+    with pytest.raises(ValueError, match="max_gpu_bytes"):
+        tensorferry.offload.parameters(model, tmp_path, max_cpu_bytes=budget)
+    weights = tensorferry.offload.parameters(model, tmp_path, max_gpu_bytes=budget)
+    ours = tensorferry.optim.AdamW(
+        model.parameters(), nvme_path=tmp_path, max_gpu_bytes=budget, buffer_bytes=MiB
+    )
+    reference = torch.optim.AdamW(other.parameters(), fused=True)
+    for _ in range(6):
+        for net, optimizer in ((model, ours), (other, reference)):
+            net(torch.ones(4, 256, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        held = weights.stats()["kept_bytes"] + ours.stats()["kept_bytes"]
+        assert 0 < held <= budget.held_bytes <= budget.max_bytes
+    with weights.gather():
+        for mine, theirs in zip(model.parameters(), other.parameters()):
+            assert torch.equal(mine, theirs)
+    ours.close()
+    weights.close()
 
 
 def test_masters_are_cut_and_joined_on_the_gpu():

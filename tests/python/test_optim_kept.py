@@ -8,8 +8,8 @@ import tensorferry.optim
 import torch
 from drives import failing_drive
 from master_adamw import MasterAdamW
+from tensorferry._memory import available
 from tensorferry._memory.available import available_bytes
-from tensorferry.optim import kept
 from training import (
     MiB,
     assert_same,
@@ -182,6 +182,20 @@ def test_room_is_used_when_states_turn_out_smaller(tmp_path):
     optimizer.close()
 
 
+def test_states_that_come_late_do_not_exceed_the_limit(tmp_path):
+    """Half of the parameters of each sub-group get their first gradient when others have stayed for
+    some steps."""
+    params = large(20, MiB // 8)
+    limit = 8 * MiB
+    optimizer = adamw(params, tmp_path, max_cpu_bytes=limit, buffer_bytes=2 * MiB + (512 << 10))
+    for step in range(6):
+        give_gradients(step, params, skip=range(0, 20, 2) if step < 3 else ())
+        optimizer.step()
+        assert 0 < optimizer.stats()["kept_bytes"] <= limit
+    assert optimizer.stats()["kept_bytes"] == limit
+    optimizer.close()
+
+
 def test_groups_that_come_later_take_what_is_left(tmp_path):
     params = large()
     optimizer = adamw(params[:2], tmp_path, max_cpu_bytes=8 * MiB)
@@ -255,7 +269,7 @@ def test_this_machine_has_memory_left():
 
 @pytest.mark.parametrize("ranks, kept_bytes", [("1", 10 * MiB), ("2", 4 * MiB)])
 def test_auto_takes_half_of_what_is_left_for_each_rank(tmp_path, monkeypatch, ranks, kept_bytes):
-    monkeypatch.setattr(kept, "available_bytes", lambda: 20 * MiB)
+    monkeypatch.setattr(available, "available_bytes", lambda: 20 * MiB)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     params = large()
     optimizer = adamw(params, tmp_path, max_cpu_bytes="auto")

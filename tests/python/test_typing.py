@@ -94,8 +94,13 @@ def train(model: torch.nn.Linear) -> None:
     optimizer.close()
     weights = tensorferry.offload.parameters(model, nvme_path="/mnt/nvme", max_cpu_bytes=1 << 30)
     weights.close()
+    budget = tensorferry.MemoryBudget("auto")
+    weights = tensorferry.offload.parameters(model, "/mnt/nvme", max_cpu_bytes=budget)
+    print(budget.max_bytes, budget.held_bytes + 1)
     try:
-        model, configured = tensorferry.initialize(model, config="ds_config.json")
+        model, configured = tensorferry.initialize(
+            model, config="ds_config.json", max_cpu_bytes=1 << 30
+        )
     except tensorferry.ConfigError as error:
         print(error)
     else:

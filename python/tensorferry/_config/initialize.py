@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import offload, optim
+from .._memory.budget import MemoryBudget
 from .._memory.buffers import open_space
 from .._memory.layout import PAGE
 from ..optim.masters import HALF, MasterWeights
@@ -30,6 +31,7 @@ def initialize(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     model_parameters: Iterable[Any] | None = None,
+    max_cpu_bytes: int | str | MemoryBudget | None = None,
 ) -> tuple[torch.nn.Module, ConfiguredOptimizer | None]:
     """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
@@ -46,18 +48,19 @@ def initialize(
     kind, options = _chosen(settings.optimizer) if settings.optimizer is not None else (None, {})
     params = None if model_parameters is None else list(model_parameters)
     _check(settings, optimizer, options, params or ())
+    budget = _budget(settings, max_cpu_bytes)
     for section in (settings.offload_param, settings.offload_optimizer):
         if section["device"] == "nvme":
             open_space(section["nvme_path"], PAGE, **settings.handle_options).close()
     if settings.dtype is not None:
         model.to(getattr(torch, settings.dtype))
-    weights = _offload_weights(model, settings)
+    weights = _offload_weights(model, settings, budget)
     try:
         if kind is not None:
             given = list(model.parameters()) if params is None else params
-            optimizer = _make(kind, options, given, settings)
+            optimizer = _make(kind, options, given, settings, budget)
         elif optimizer is not None and settings.offload_optimizer["device"] == "nvme":
-            optimizer = optim.offload(optimizer, **_offload_options(settings))
+            optimizer = optim.offload(optimizer, **_offload_options(settings, budget))
         if optimizer is None:
             return model, None
         return model, ConfiguredOptimizer(optimizer, settings, weights)
@@ -67,17 +70,31 @@ def initialize(
         raise
 
 
-def _offload_weights(model: torch.nn.Module, config: Config) -> offload.OffloadedParameters | None:
+def _budget(config: Config, max_cpu_bytes: int | str | MemoryBudget | None) -> MemoryBudget | None:
+    if max_cpu_bytes is None or isinstance(max_cpu_bytes, MemoryBudget):
+        return max_cpu_bytes
+    if "nvme" not in (config.offload_param["device"], config.offload_optimizer["device"]):
+        raise ConfigError(
+            "max_cpu_bytes says how much stays in memory, and the configuration puts nothing on "
+            "nvme: name offload_param or offload_optimizer in zero_optimization, or leave it out"
+        )
+    return MemoryBudget(max_cpu_bytes)
+
+
+def _offload_weights(
+    model: torch.nn.Module, config: Config, budget: MemoryBudget | None
+) -> offload.OffloadedParameters | None:
     """Moves the weights to NVMe if the configuration says so."""
     section = config.offload_param
     if section["device"] != "nvme":
         return None
     itemsize = max((p.dtype.itemsize for p in model.parameters()), default=4)
     elements = section["max_in_cpu"] + section["buffer_count"] * section["buffer_size"]
+    on_gpu = any(param.is_cuda for param in model.parameters())  # whose weights are only there
     return offload.parameters(
         model,
         section["nvme_path"],
-        elements * itemsize,
+        elements * itemsize if budget is None or on_gpu else budget,
         pin_memory=section["pin_memory"],
         **config.handle_options,
     )
@@ -150,7 +167,7 @@ def _chosen(section: tuple[Any, Section]) -> tuple[type[torch.optim.Optimizer], 
     return kind, options
 
 
-def _offload_options(config: Config) -> dict[str, Any]:
+def _offload_options(config: Config, budget: MemoryBudget | None) -> dict[str, Any]:
     """Returns the arguments of optim.offload()."""
     section = config.offload_optimizer
     return {
@@ -161,7 +178,7 @@ def _offload_options(config: Config) -> dict[str, Any]:
         "fast_init": section["fast_init"],
         "pin_memory": section["pin_memory"],
         # DeepSpeed's ratio is the share that it offloads.
-        "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%",
+        "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%" if budget is None else budget,
         # If the weights do not fit into memory, neither do their gradients.
         "offload_gradients": config.offload_param["device"] == "nvme",
         **config.handle_options,
@@ -169,13 +186,17 @@ def _offload_options(config: Config) -> dict[str, Any]:
 
 
 def _make(
-    kind: type[torch.optim.Optimizer], options: dict[str, Any], params: list[Any], config: Config
+    kind: type[torch.optim.Optimizer],
+    options: dict[str, Any],
+    params: list[Any],
+    config: Config,
+    budget: MemoryBudget | None,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer of the configuration."""
     fused: dict[str, Any] = {"fused": True} if kind in (torch.optim.Adam, torch.optim.AdamW) else {}
     if config.offload_optimizer["device"] == "nvme":
         optimizer = kind(params, **options, **fused)
-        return optim.Offloaded(optimizer, master_weights=True, **_offload_options(config))
+        return optim.Offloaded(optimizer, master_weights=True, **_offload_options(config, budget))
     if any(param.dtype in HALF for group in params for param in _params_of(group)):
         return MasterWeights(kind, params, **options, **fused)
     return kind(params, **options, **fused)

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+# What "auto" takes of the memory that is left.
+AUTO_SHARE = 0.5
 
 _MOUNT = pathlib.Path("/sys/fs/cgroup")
 _V1_NO_LIMIT = 1 << 60  # version 1 writes a huge number where there is none
@@ -24,6 +31,17 @@ def available_bytes(
                 mount / "memory", relative, "memory.limit_in_bytes", "memory.usage_in_bytes"
             )
     return max(min(left), 0)
+
+
+def auto_bytes(device: torch.device) -> int:
+    """What "auto" takes of the memory of a device."""
+    if device.type == "cpu":
+        left = available_bytes()
+    else:
+        import torch
+
+        left = torch.cuda.mem_get_info(device)[0]
+    return int(left * AUTO_SHARE * share_of_process())
 
 
 def share_of_process() -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .._memory.budget import MemoryBudget
 from .._memory.buffers import NvmePath
 from .offloaded import OffloadedParameters, offload_model
 
@@ -27,9 +28,9 @@ __all__ = ["OffloadedParameters", "parameters"]
 def parameters(
     model: torch.nn.Module,
     nvme_path: NvmePath,
-    max_cpu_bytes: int = 1 << 30,
+    max_cpu_bytes: int | MemoryBudget = 1 << 30,
     *,
-    max_gpu_bytes: int | None = None,
+    max_gpu_bytes: int | MemoryBudget | None = None,
     device: torch.device | str | int | None = None,
     keep_bytes: int = 64 << 10,
     units: Sequence[type[torch.nn.Module]] = (),
@@ -52,17 +53,28 @@ def parameters(
 
     Weights on a GPU are read straight into its memory, at most `max_gpu_bytes` at a time (default:
     `max_cpu_bytes`). `device` is where the weights are used; default: where they are now.
+
+    With a MemoryBudget as limit, which weights and states share, as many weights as fit stay in
+    memory for good and never go to the drive; the others pass through what is left.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(max_cpu_bytes, int):
-        raise TypeError(f"max_cpu_bytes must be a number of bytes (an int), got {max_cpu_bytes!r}")
-    if max_cpu_bytes < 1:
+    if not isinstance(max_cpu_bytes, (int, MemoryBudget)):
+        raise TypeError(
+            "max_cpu_bytes must be a number of bytes (an int) or a MemoryBudget, got "
+            f"{max_cpu_bytes!r}"
+        )
+    if isinstance(max_cpu_bytes, int) and max_cpu_bytes < 1:
         raise ValueError(f"max_cpu_bytes must be at least 1, got {max_cpu_bytes}")
     used_on = _device_of(model) if device is None else _with_index(torch.device(device))
     max_bytes = max_cpu_bytes
     if used_on.type != "cpu" and max_gpu_bytes is not None:
         max_bytes = max_gpu_bytes
+    elif used_on.type != "cpu" and isinstance(max_cpu_bytes, MemoryBudget):
+        raise ValueError(
+            f"the weights are used on {used_on} and take no memory of the system there: give a "
+            "number of bytes, or a MemoryBudget for the GPU as max_gpu_bytes"
+        )
     return offload_model(
         model, nvme_path, used_on, max_bytes, keep_bytes, tuple(units), initialize, handle_options
     )

@@ -65,6 +65,19 @@ def owners(
     return owners
 
 
+def needed_modules(
+    modules: Iterable[tuple[Module, list[Module]]], owned: Mapping[Module, list[Parameter]]
+) -> dict[Module, set[Module]]:
+    """Returns the modules that own the weights which each module needs."""
+    owner_of = {param: module for module, params in owned.items() for param in params}
+    needed: dict[Module, set[Module]] = {}
+    for module, subtree in modules:
+        params = (param for part in subtree for param in part._parameters.values())
+        found = (owner_of.get(param) for param in params if param is not None)
+        needed[module] = {owner for owner in found if owner is not None}
+    return needed
+
+
 def units_of(modules: Iterable[Module], units: Mapping[Parameter, Unit]) -> list[Unit]:
     """Returns the units of the weights that these modules hold themselves."""
     params = (param for module in modules for param in module._parameters.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .._core import SwapSpace
+from .._memory.budget import MemoryBudget, Portion
 from .._memory.buffers import NvmePath, open_space
 from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
@@ -17,11 +19,14 @@ from .._memory.operators import UnseenChanges
 from .._memory.stored_parameter import stored_parameter_of
 from .._memory.weight_memory import WeightMemory
 from .hooks import Calls, ModuleHooks, OnDrive, refuse_other_optimizers
-from .modules import owners, smallest, unit_modules
+from .modules import needed_modules, owners, smallest, unit_modules
 from .move_out import MoveOut
 from .residency import Residency
 from .saved_weights import save_weights
+from .split import Split, split_budget
 from .unit import Unit
+
+_log = logging.getLogger("tensorferry")
 
 # Their forward uses the weights of their children without calling them.
 _ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
@@ -39,11 +44,16 @@ class OffloadedParameters(OnDrive):
         space: SwapSpace,
         residency: Residency,
         needs: dict[torch.nn.Module, list[Unit]],
+        kept_bytes: int,
+        portion: Portion | None,
     ) -> None:
-        """`needs` are the units that each module needs."""
+        """`needs` are the units that each module needs, `kept_bytes` those of weights that are not
+        on the drive, `portion` what all of it takes of a budget."""
         self._model = model
         self._space = space
         self._residency = residency
+        self._kept_bytes = kept_bytes
+        self._portion = portion
         self._needs: dict[torch.nn.Module, list[Unit]] = {model: [], **needs}
         self._calls = Calls()
         self._hooks = [
@@ -75,8 +85,16 @@ class OffloadedParameters(OnDrive):
                 self._residency.write_all(units)
 
     def stats(self) -> dict[str, Any]:
-        """Returns SwapSpace.stats(), and how much of the weights is in memory."""
-        return self._space.stats() | self._residency.stats()
+        """Returns SwapSpace.stats(), and how much of the weights is in memory:
+
+        - `weight_bytes`: bytes of the weights on the drive.
+        - `resident_bytes`: those of them that are in memory now, too.
+        - `kept_bytes`: bytes of the weights that stay in memory and are not on the drive.
+        - `hits`, `misses`: how often a module found its weights in memory, or had to wait.
+        - `overflows`: how often the weights in use at once took more than their memory.
+        """
+        kept = {"kept_bytes": self._kept_bytes}
+        return self._space.stats() | self._residency.stats() | kept
 
     def close(self, restore: bool = False) -> None:
         """Removes the hooks and the files. With restore=True the weights come back into memory; if
@@ -96,6 +114,8 @@ class OffloadedParameters(OnDrive):
         for unit in self._residency.units:
             unit.end(values.get(unit))
         self._space.close()
+        if self._portion is not None:
+            self._portion.close()
         if failure is not None:
             raise failure
 
@@ -113,7 +133,7 @@ def offload_model(
     model: torch.nn.Module,
     nvme_path: NvmePath,
     device: torch.device,
-    max_bytes: int,
+    max_bytes: int | MemoryBudget,
     keep_bytes: int,
     one_unit: tuple[type[torch.nn.Module], ...],
     initialize: Callable[[torch.nn.Module], object] | None,
@@ -123,28 +143,56 @@ def offload_model(
     _check(model)
     map_large_blocks()
     modules = list(unit_modules(model, _ONE_UNIT + one_unit, set()))
-    kept = smallest(model, keep_bytes, max_bytes // 16)
-    owned = owners(modules, kept)
-    sizes = [sum(page_up(p.nbytes) for p in params) for params in owned.values()]
-    limit = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
+    given = max_bytes if isinstance(max_bytes, int) else max_bytes.portion(device)
+    split = _split(model, modules, keep_bytes, given)
+    portion = None if isinstance(given, int) else given
+    limit = split.passing_bytes
     on_cpu = device.type == "cpu"
     space = open_space(nvme_path, page_up(limit) if on_cpu else PAGE, **handle_options)
     residency = Residency(WeightMemory(space, None if on_cpu else GpuPool(device, limit)))
     on_meta = any(param.device.type == "meta" for param in model.parameters())
     move = MoveOut(space, residency, initialize)
     try:
-        needs = move.run(modules, owned)
+        needs = move.run(modules, owners(modules, split.kept))
     except BaseException as error:
         move.undo(error, restore=not on_meta)  # a model on the meta device may not fit
         with contextlib.suppress(OSError):
             space.close()
         raise
-    for param in kept:
+    for param in split.kept:
         if param.device.type != "meta":
             param.data = param.data.to(device)
-    weights = OffloadedParameters(model, space, residency, needs)
+    weights = OffloadedParameters(model, space, residency, needs, split.kept_bytes, portion)
     refuse_other_optimizers()
     return weights
+
+
+def _split(
+    model: torch.nn.Module,
+    modules: list[tuple[torch.nn.Module, list[torch.nn.Module]]],
+    keep_bytes: int,
+    limit: int | Portion,
+) -> Split:
+    """Decides which weights stay in memory: the smallest and, within a portion of a budget, as many
+    as fit."""
+    room = limit if isinstance(limit, int) else limit.room
+    small = smallest(model, keep_bytes, room // 16)
+    owned = owners(modules, small)
+    if isinstance(limit, int):
+        sizes = [sum(page_up(p.nbytes) for p in params) for params in owned.values()]
+        return Split(small, min(sum(sizes), max(room, max(sizes, default=0))))
+    needed = needed_modules(modules, owned)
+    split = split_budget(model, owned, needed, room - Split(small, 0).kept_bytes)
+    split = Split(small | split.kept, split.passing_bytes)
+    limit.hold(split.kept_bytes + split.passing_bytes)
+    _log.info(
+        "%d bytes of weights stay in memory for good, the others pass through %d bytes; the budget "
+        "leaves %d bytes for states",
+        split.kept_bytes,
+        split.passing_bytes,
+        room - limit.nbytes,
+    )
+    return split
 
 
 def _check(model: torch.nn.Module) -> None:

@@ -36,10 +36,34 @@ class Cut:
     listed: bytes | tuple[Tensor, Tensor]  # on a GPU (positions, bits)
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Cutting:
+    """A cut of which it is not known yet whether it is worth it: to ask a GPU is to wait for it."""
+
+    cut: Cut  # with room for as many listed elements as may be
+    listed: int | Tensor  # how many there are
+    most: int
+
+    def end(self, listed: int) -> Cut | None:
+        """Returns the cut; None if too many of the elements, `listed`, would have to be listed."""
+        if listed > self.most:
+            return None
+        if isinstance(self.cut.listed, bytes):
+            return self.cut
+        positions, exact = (part[:listed].clone() for part in self.cut.listed)
+        return Cut(self.cut.digests, (positions, exact))
+
+
 def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
     """Cuts a master that has been rounded to `weights`: fills `low`. Returns None if too many of
     its elements would have to be listed."""
+    cutting = begin_cut(master, weights, low)
+    return cutting.end(int(cutting.listed))
+
+
+@torch.no_grad()
+def begin_cut(master: Tensor, weights: Tensor, low: Tensor) -> Cutting:
+    """cut() that does not wait for a GPU."""
     most = int(master.numel() * _MOST_LISTED) + 16
     if master.is_cpu:
         blocks = -(-master.numel() // _BLOCK)
@@ -47,21 +71,32 @@ def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
         listed = _core.cut_masters(
             master, weights.view(torch.int16), low, digests, torch.get_num_threads()
         )
-        return Cut(digests, listed) if len(listed) <= 8 * most else None
+        return Cutting(Cut(digests, listed), len(listed) // 8, most)
     bits = master.view(torch.int32)
     low.copy_(bits)
-    positions = []
+    wrong = torch.empty_like(bits, dtype=torch.bool)
     for at in range(0, master.numel(), GPU_CHUNK):
         part = slice(at, at + GPU_CHUNK)
-        wrong = _joined(torch.empty_like(bits[part]), weights[part], low[part]) != bits[part]
-        positions.append(wrong.nonzero().flatten() + at)
-    listed = torch.cat(positions)
-    return Cut(_digests(weights), (listed, bits[listed])) if len(listed) <= most else None
+        joined = _joined(torch.empty_like(bits[part]), weights[part], low[part])
+        torch.ne(joined, bits[part], out=wrong[part])
+    positions = _positions(wrong, most)
+    return Cutting(
+        Cut(_digests(weights), (positions, bits[positions])), wrong.count_nonzero(), most
+    )
+
+
+def _positions(wrong: Tensor, most: int) -> Tensor:
+    """Where `wrong` is true: the first `most` places, and then any."""
+    try:
+        return torch.nonzero_static(wrong, size=most, fill_value=0).flatten()
+    except NotImplementedError:  # on a GPU before torch 2.6
+        return wrong.nonzero().flatten()
 
 
 @torch.no_grad()
-def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int:
-    """Fills a master. Returns in how many blocks the weights have changed since it was cut."""
+def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int | Tensor:
+    """Fills a master. Returns in how many blocks the weights have changed since it was cut, on a
+    GPU as a tensor there."""
     if isinstance(known.listed, bytes):
         return _core.join_masters(
             master,
@@ -75,13 +110,20 @@ def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int:
     positions, exact = known.listed
     bits[positions] = exact
     changed = _digests(weights) != known.digests
-    if not changed.any():
-        return 0
-    blocks = changed.nonzero().flatten().tolist()
-    for block in blocks:
-        part = slice(block * _BLOCK, (block + 1) * _BLOCK)
-        master[part].copy_(weights[part])
-    return len(blocks)
+    _begin_anew(bits, weights, changed)
+    return changed.count_nonzero()
+
+
+def _begin_anew(bits: Tensor, weights: Tensor, changed: Tensor) -> None:
+    """Gives the masters of changed blocks, by their bits, the values of their weights."""
+    whole = weights.numel() // _BLOCK * _BLOCK
+    own, values = bits[:whole].view(-1, _BLOCK), weights[:whole].view(-1, _BLOCK)
+    rows = GPU_CHUNK // _BLOCK
+    for part, value, is_new in zip(own.split(rows), values.split(rows), changed.split(rows)):
+        part.copy_(torch.where(is_new[: len(part), None], value.float().view(torch.int32), part))
+    if whole < weights.numel():
+        rest, value = bits[whole:], weights[whole:].float().view(torch.int32)
+        rest.copy_(torch.where(changed[-1:], value, rest))
 
 
 def _joined(bits: Tensor, weights: Tensor, low: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .._core import PinnedBuffer
-from .._memory.available import available_bytes, share_of_process
+from .._memory.available import auto_bytes
+from .._memory.budget import MemoryBudget, Portion
 from .._memory.spreading import spread
 
 if TYPE_CHECKING:
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tensorferry")
 
-Limit = int | str  # bytes, a share of all states such as "50%", or "auto"
-
-# What "auto" takes of the memory that is left at the first step.
-AUTO_SHARE = 0.5
+# Bytes, a share of all states such as "50%", "auto", or what a budget has left.
+Limit = int | str | MemoryBudget
 
 
 def check_limit(name: str, limit: Limit) -> None:
     """Refuses what is not a limit."""
-    if limit == "auto" or (isinstance(limit, int) and limit >= 0):
+    if limit == "auto" or isinstance(limit, MemoryBudget):
+        return
+    if isinstance(limit, int) and limit >= 0:
         return
     if isinstance(limit, str) and re.fullmatch(r"\d+(\.\d+)?%", limit) and _share(limit) <= 1:
         return
     raise ValueError(
-        f'{name} is {limit!r}: give a number of bytes, a share of all states such as "50%", or '
-        '"auto"'
+        f'{name} is {limit!r}: give a number of bytes, a share of all states such as "50%", '
+        '"auto", or a MemoryBudget'
     )
 
 
@@ -72,6 +73,7 @@ class KeptStates:
         check_limit("max_gpu_bytes", max_gpu_bytes)
         self._limits = {"cpu": max_cpu_bytes, "cuda": max_gpu_bytes}
         self._auto: dict[torch.device, int] = {}  # what "auto" was found to be
+        self._portions: dict[torch.device, Portion] = {}  # of budgets
         self._places: dict[SubGroup, torch.device] = {}  # of those that stay
         self._memory: dict[SubGroup, Tensor] = {}  # also while a record is on its way there
         self._kept: set[SubGroup] = set()  # whose record memory has
@@ -98,16 +100,23 @@ class KeptStates:
         others = [group for group in groups if group not in self._places and _size(group) > 0]
         for group in spread(others, _size, room):
             self._places[group] = place
+        if place in self._portions:
+            self._portions[place].hold(
+                sum(_size(g) for g, where in self._places.items() if where == place)
+            )
 
     def _limit(self, place: torch.device, total: int) -> int:
         limit = self._limits[place.type]
         if isinstance(limit, int):
             return limit
+        if isinstance(limit, MemoryBudget):
+            if place not in self._portions:
+                self._portions[place] = limit.portion(place)
+            return self._portions[place].room
         if limit != "auto":
             return int(total * _share(limit))
         if place not in self._auto:
-            left = available_bytes() if place.type == "cpu" else torch.cuda.mem_get_info(place)[0]
-            self._auto[place] = int(left * AUTO_SHARE * share_of_process())
+            self._auto[place] = auto_bytes(place)
         return self._auto[place]
 
     def _tell(self, groups: list[SubGroup]) -> None:
@@ -203,6 +212,8 @@ class KeptStates:
     def close(self) -> None:
         for group in list(self._memory):
             self.forget(group)
+        for portion in self._portions.values():
+            portion.close()
 
     def _wait(self, group: SubGroup) -> None:
         """Waits until the GPU has written the record of the last step."""
@@ -216,5 +227,9 @@ class KeptStates:
 
 
 def _size(group: SubGroup) -> int:
-    """Bytes of the record of a sub-group, or the most that it may take."""
-    return group.record_bytes if group.fields else group.spare_bytes
+    """Bytes of the record of a sub-group, or the most that it may take while some of its shards
+    have no states yet."""
+    known = {field.shard for field in group.fields}
+    if known.issuperset(group.shards):
+        return group.record_bytes
+    return max(group.record_bytes, group.spare_bytes)

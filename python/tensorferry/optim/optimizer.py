@@ -44,7 +44,8 @@ class Offloaded(torch.optim.Optimizer):
     - `moments`: "int8" stores the moments of Adam and AdamW in 8 bits, block by block; "fp32" as
       torch has them. The step computes in fp32 either way.
     - `max_cpu_bytes`: how much of the states stays in memory rather than on the drive: bytes, a
-      share of all states such as "50%", or "auto" for half of what is left at the first step.
+      share of all states such as "50%", "auto" for half of what is left at the first step, or a
+      MemoryBudget for what that has left.
     - `max_gpu_bytes`: the same in the memory of the GPU that steps.
     - `fast_init`: False reserves the space on the drive now rather than at the first step.
     - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.

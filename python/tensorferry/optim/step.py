@@ -21,7 +21,7 @@ from .._memory.reading import Reading
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
-from .cut_masters import LOW, cut, join
+from .cut_masters import LOW, Cutting, begin_cut, join
 from .kept import Copy
 from .masters import follow
 from .quantized_moments import NAMES, PACKED, pack_moments, packed_bytes, unpack_moments
@@ -119,6 +119,7 @@ class Step:
         self._edited = edited
         self._scale = scale
         self._scratch: dict[torch.device, Scratch] = {}
+        self._changed: dict[Shard, int | Tensor] = {}  # blocks of weights, since the last step
         self._begun = False  # has anything changed?
         self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
 
@@ -299,11 +300,44 @@ class Step:
             states[shard] = _large_states(shard, tensor, stepped[tensor])
             if shard.master:
                 load.values(shard).copy_(tensor)
-            if shard.cuts_master:
-                _cut_master(shard, load.values(shard), states[shard], packed[shard].get(LOW))
             if shard.packs_moments:
                 pack_moments(states[shard], packed[shard].get(PACKED))
+        self._cut_masters(load, states, packed)
         self._write(load, states)
+
+    def _cut_masters(
+        self,
+        load: Load,
+        states: dict[Shard, dict[str, Tensor]],
+        packed: dict[Shard, dict[str, Tensor]],
+    ) -> None:
+        """Replaces masters in `states` by their lower halves. Waits once for a GPU: for how many
+        elements are listed, and how many blocks of weights were changed, of all shards."""
+        cuts: dict[Shard, Cutting] = {}
+        lows: dict[Shard, Tensor] = {}
+        for shard, own in packed.items():
+            if shard.cuts_master:
+                master = states[shard]["master"]
+                low = own.get(LOW)
+                if low is None:
+                    low = torch.empty(shard.shape, dtype=torch.int16, device=master.device)
+                lows[shard] = low
+                cuts[shard] = begin_cut(master, load.values(shard), low)
+        changed, self._changed = self._changed, {}
+        counts = _on_host([*changed.values(), *(one.listed for one in cuts.values())])
+        for shard, blocks in zip(changed, counts):
+            if blocks > 0:
+                shard.cuts_master = False
+                _log.warning(
+                    "a parameter of shape %s was changed since the last step: its master in fp32 "
+                    "begins anew there, and all of it is stored from now on",
+                    tuple(shard.size),
+                )
+        for (shard, cutting), listed in zip(cuts.items(), counts[len(changed) :]):
+            shard.cut = cutting.end(listed) if shard.cuts_master else None
+            if shard.cut is not None:
+                del states[shard]["master"]
+                states[shard] = {LOW: lows[shard], **states[shard]}
 
     def _stepped(
         self,
@@ -322,13 +356,8 @@ class Step:
             master = self._scratch_for(load, shard)
             if is_first:
                 master.copy_(values)
-            elif join(master, values, low, shard.known_cut) > 0:
-                shard.cuts_master = False
-                _log.warning(
-                    "a parameter of shape %s was changed since the last step: its master in fp32 "
-                    "begins anew there, and all of it is stored from now on",
-                    tuple(shard.size),
-                )
+            else:
+                self._changed[shard] = join(master, values, low, shard.known_cut)
             return master
         if "master" not in states:
             return values.float()
@@ -459,19 +488,11 @@ def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[s
     return large
 
 
-def _cut_master(
-    shard: Shard, values: Tensor, states: dict[str, Tensor], low: Tensor | None
-) -> None:
-    """Replaces a master in `states` by its lower half, in the memory `low` if there is some."""
-    master = states["master"]
-    if low is None:
-        low = torch.empty(shard.shape, dtype=torch.int16, device=master.device)
-    shard.cut = cut(master, values, low)
-    if shard.cut is not None:
-        del states["master"]
-        rest = dict(states)
-        states.clear()
-        states.update({LOW: low, **rest})
+def _on_host(counts: list[int | Tensor]) -> list[int]:
+    """Numbers of which some are on a GPU, with one wait for all."""
+    there = [count for count in counts if isinstance(count, Tensor)]
+    known = iter(torch.stack(there).tolist() if there else ())
+    return [next(known) if isinstance(count, Tensor) else count for count in counts]
 
 
 def _collected(
