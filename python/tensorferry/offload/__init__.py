@@ -14,14 +14,18 @@ Training needs an optimizer of tensorferry.optim, which steps weights on the dri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._memory.buffers import NvmePath
 from .offloaded import OffloadedParameters, offload_model
 
-__all__ = ["OffloadedParameters", "parameters"]
+if TYPE_CHECKING:
+    from .in_place import Rename
+    from .stored_files import CheckpointPath
+
+__all__ = ["OffloadedParameters", "checkpoint", "parameters"]
 
 
 def parameters(
@@ -53,6 +57,74 @@ def parameters(
     Weights on a GPU are read straight into its memory, at most `max_gpu_bytes` at a time (default:
     `max_cpu_bytes`). `device` is where the weights are used; default: where they are now.
     """
+    used_on, max_bytes = _place(model, device, max_cpu_bytes, max_gpu_bytes)
+    return offload_model(
+        model, nvme_path, used_on, max_bytes, keep_bytes, tuple(units), initialize, handle_options
+    )
+
+
+def checkpoint(
+    model: torch.nn.Module,
+    path: CheckpointPath,
+    max_cpu_bytes: int = 1 << 30,
+    *,
+    max_gpu_bytes: int | None = None,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    rename: Rename | None = None,
+    strict: bool = True,
+    keep_bytes: int = 64 << 10,
+    units: Sequence[type[torch.nn.Module]] = (),
+    initialize: Callable[[torch.nn.Module], object] | None = None,
+    **handle_options: Any,
+) -> OffloadedParameters:
+    """Runs a model from a checkpoint as it lies: its weights are read from the files when modules
+    are called, and nothing is written. Returns what parameters() returns.
+
+    `path` is a folder, an index, one or several safetensors files, a file of torch.save, or a
+    folder of torch.distributed.checkpoint. The model may be on the meta device, so that a model
+    larger than memory never is in memory. `max_cpu_bytes`, `max_gpu_bytes`, `device`, `keep_bytes`
+    and `units` are those of parameters().
+
+    Weights have the dtype of the file, as with load_state_dict(assign=True), or `dtype`, if they
+    are floating-point: then each read converts them, and they take the memory of the wider of both.
+    `rename` maps names of the checkpoint to names of the model: a dict, or a function, which
+    returns None to leave a tensor out. What is missing or too much is an error that names it;
+    strict=False leaves it out.
+
+    Buffers come into memory. Those that no file has (persistent=False) must be computed: on the
+    meta device by `initialize(module)`, or by the module's own functions where it has some.
+
+    The weights cannot be trained: a backward pass that has a gradient for one raises, with its
+    name. Freeze them (requires_grad_(False)) to train adapters beside them. A file that changes
+    while it is in use raises OSError at the next read of it; one that is replaced by rename does
+    not matter.
+    """
+    from .in_place import run_in_place
+
+    used_on, max_bytes = _place(model, device, max_cpu_bytes, max_gpu_bytes)
+    return run_in_place(
+        model,
+        path,
+        used_on,
+        max_bytes,
+        keep_bytes,
+        tuple(units),
+        initialize,
+        dtype,
+        rename,
+        strict,
+        handle_options,
+    )
+
+
+def _place(
+    model: torch.nn.Module,
+    device: torch.device | str | int | None,
+    max_cpu_bytes: int,
+    max_gpu_bytes: int | None,
+) -> tuple[torch.device, int]:
+    """Returns where the weights are used, and how many bytes of them may be there."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(max_cpu_bytes, int):
@@ -60,12 +132,8 @@ def parameters(
     if max_cpu_bytes < 1:
         raise ValueError(f"max_cpu_bytes must be at least 1, got {max_cpu_bytes}")
     used_on = _device_of(model) if device is None else _with_index(torch.device(device))
-    max_bytes = max_cpu_bytes
-    if used_on.type != "cpu" and max_gpu_bytes is not None:
-        max_bytes = max_gpu_bytes
-    return offload_model(
-        model, nvme_path, used_on, max_bytes, keep_bytes, tuple(units), initialize, handle_options
-    )
+    on_gpu = used_on.type != "cpu" and max_gpu_bytes is not None
+    return used_on, max_gpu_bytes if on_gpu and max_gpu_bytes is not None else max_cpu_bytes
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from .._memory.stored_parameter import stored_parameter_of
+from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .residency import Residency
 from .saved_weights import save_weights
 from .unit import Unit
@@ -129,8 +129,8 @@ class ModuleHooks(OnDrive):
     def before_load(
         self,
         _module: torch.nn.Module,
-        _state_dict: Mapping[str, Any],
-        _prefix: str,
+        state_dict: Mapping[str, Any],
+        prefix: str,
         metadata: Mapping[str, Any],
         *_: object,
     ) -> None:
@@ -141,10 +141,21 @@ class ModuleHooks(OnDrive):
             )
         at_end = self._calls.begin(self._module, _frame_of_load())
         try:
-            self._residency.use(self._units, at_end, replacing=True)
+            loaded = self._loaded(state_dict, prefix)
+            for stored in loaded:
+                stored.values.check_writable()
+            self._residency.use(self._units if loaded else (), at_end, replacing=True)
         except BaseException:
             self._calls.end(self._module)
             raise
+
+    def _loaded(self, state_dict: Mapping[str, Any], prefix: str) -> list[StoredParameter]:
+        """Returns the weights of the module on the drive that a dictionary has."""
+        own = self._module._parameters.items()
+        named = (
+            stored_parameter_of(p) for n, p in own if p is not None and prefix + n in state_dict
+        )
+        return [stored for stored in named if stored is not None]
 
     def after_load(self, *_: object) -> None:
         if torch.is_inference_mode_enabled():  # autograd counts no changes there
@@ -201,7 +212,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
         return
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if param.grad is not None and stored_parameter_of(param) is not None:
+            stored = stored_parameter_of(param) if param.grad is not None else None
+            if stored is not None:
+                stored.values.check_writable()
                 raise RuntimeError(
                     f"{type(optimizer).__name__} cannot step weights that are on NVMe: use "
                     "tensorferry.optim.AdamW, or tensorferry.optim.offload(optimizer, ...)"
