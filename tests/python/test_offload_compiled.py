@@ -64,9 +64,7 @@ def words(seed=1):
 
 
 def from_swap(model, path, units):
-    return tensorferry.offload.parameters(
-        model, path, 100_000, keep_bytes=64, units=units, initialize=None
-    )
+    return tensorferry.offload.parameters(model, path, 100_000, keep_bytes=64, units=units)
 
 
 def from_files(model, path, units):
@@ -82,9 +80,8 @@ def border(*_):
 
 def with_borders(model, like, weights, units):
     """Ends graphs where those of the offloaded model end: at modules whose weights come."""
-    inside = {
-        part for m in like.modules() if isinstance(m, units) for part in m.modules() if part is not m
-    }
+    whole = [module for module in like.modules() if isinstance(module, units)]
+    inside = {part for module in whole for part in module.modules()} - set(whole)
     for mine, theirs in zip(model.modules(), like.modules()):
         if (theirs in weights._needs) and theirs not in inside:
             mine.register_forward_pre_hook(border, prepend=True)

@@ -36,6 +36,6 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
             disabled.append(torch.compiler.disable(function))
         return disabled[0](*args)
 
-    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
-    outside._torchdynamo_disable_msg = "it brings in weights from the drive"  # type: ignore[attr-defined]
+    marks = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "it brings in weights"}
+    vars(outside).update(marks)
     return outside

@@ -132,10 +132,7 @@ class ModuleHooks(OnDrive):
         """Returns whether a module around this one holds its weights in memory."""
         if self._begins_pass or not self._units:
             return False
-        for unit in self._units:
-            if not unit.shown:
-                return False
-        return True
+        return all(unit.shown for unit in self._units)
 
     @outside_graphs
     def _begin(self) -> None:
