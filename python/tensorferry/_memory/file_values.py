@@ -38,6 +38,8 @@ class Stored(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]  # of elements in its bytes
     stretches: tuple[Stretch, ...]
+    # Computes the tensor of the bytes, if they are not simply its elements.
+    make: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +66,7 @@ class FileValues:
         self._stored = stored
         self._handle = handle
         self._is_watched = False
-        self._converts = (dtype, stride) != (stored.dtype, stored.stride)
+        self._converts = (dtype, stride) != (stored.dtype, stored.stride) or stored.make is not None
         nbytes = self.size.numel() * dtype.itemsize
         first = stored.stretches[0] if len(stored.stretches) == 1 else None
         lead = 0 if first is None else first.offset % PAGE
@@ -128,9 +130,14 @@ class FileValues:
         """Makes the values of the bytes that were read."""
         source = self._stored
         count = self.size.numel()
-        found = slot[self._bytes_at : self._bytes_at + source.nbytes].view(source.dtype)
+        read = slot[self._bytes_at : self._bytes_at + source.nbytes]
         target = slot[: count * self.dtype.itemsize].view(self.dtype)
         with torch.no_grad():
+            if source.make is not None:
+                made = _with_stride(source.make(read.clone()), self.dtype, self.stride)
+                target.copy_(flat(made))
+                return
+            found = read.view(source.dtype)
             if source.stride == self.stride:
                 for at in range(0, count, _CONVERTED):
                     end = min(at + _CONVERTED, count)
@@ -178,7 +185,8 @@ class FileValues:
 
     def view(self) -> torch.Tensor:
         stretches = self._stored.stretches
-        if len(stretches) != 1 or stretches[0].offset % self._stored.dtype.itemsize:
+        misplaced = len(stretches) != 1 or stretches[0].offset % self._stored.dtype.itemsize != 0
+        if misplaced or self._stored.make is not None:
             return self.read_now(torch.device("cpu"))
         file, offset, nbytes = stretches[0]
         file.check()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module, Parameter
@@ -28,6 +29,34 @@ Rename = Mapping[str, str] | Callable[[str], "str | None"]
 _SHOWN = 12  # names in an error
 
 
+class Source(NamedTuple):
+    """Where the values of a tensor of the model come from."""
+
+    names: tuple[str, ...]  # of tensors in the files
+    stored: Callable[[], Stored]  # raises ValueError if torch cannot use them
+
+
+def sources_by_name(files: StoredFiles, rename: Rename | None) -> dict[str, Source]:
+    """Returns the tensors of the files by their names in the model."""
+    sources: dict[str, Source] = {}
+    for stored in files.tensors:
+        if rename is None:
+            name: str | None = stored
+        elif callable(rename):
+            name = rename(stored)
+        else:
+            name = rename.get(stored, stored)
+        if name is None:
+            continue
+        if name in sources:
+            raise ValueError(
+                f"rename= makes {name} of both {sources[name].names[0]} and {stored}: give each "
+                "tensor its own name, or None to leave it out"
+            )
+        sources[name] = Source((stored,), functools.partial(files.stored, stored))
+    return sources
+
+
 class InPlace:
     """Makes the weights of a model those of a checkpoint, which stays as it is."""
 
@@ -35,53 +64,34 @@ class InPlace:
         self,
         model: Module,
         files: StoredFiles,
+        sources: Mapping[str, Source],
         device: torch.device,
-        dtype: torch.dtype | None,
-        rename: Rename | None,
-        strict: bool,
+        dtype_of: Callable[[str, torch.dtype], torch.dtype],
     ) -> None:
+        """`dtype_of` tells with which dtype a weight is used: it gets its name, and its dtype in
+        the files."""
         self._model = model
         self._files = files
+        self._sources = sources
         self._device = device
-        self._dtype = dtype
+        self._dtype_of = dtype_of
         self._values: dict[Parameter, FileValues] = {}  # by the parameter of the model
+        self._buffers: dict[str, FileValues] = {}
         self._undo: list[Callable[[], object]] = []
-        names = self._names_in_files(rename)
-        self._match(names, strict)
 
     # --- names ---
 
-    def _names_in_files(self, rename: Rename | None) -> dict[str, str]:
-        """Returns name in the model -> name in the files."""
-        names: dict[str, str] = {}
-        for stored in self._files.tensors:
-            if rename is None:
-                name: str | None = stored
-            elif callable(rename):
-                name = rename(stored)
-            else:
-                name = rename.get(stored, stored)
-            if name is None:
-                continue
-            if name in names:
-                raise ValueError(
-                    f"rename= makes {name} of both {names[name]} and {stored}: give each tensor "
-                    "its own name, or None to leave it out"
-                )
-            names[name] = stored
-        return names
-
-    def _match(self, names: dict[str, str], strict: bool) -> None:
-        """Finds the tensor of each parameter and persistent buffer. Changes nothing."""
+    def match(self, missing_is_error: bool, extra_is_error: bool) -> None:
+        """Finds the values of each parameter and persistent buffer. Changes nothing. Raises
+        ValueError with all that does not fit."""
         wanted = dict(self._model.named_parameters(remove_duplicate=False))
         buffers = dict(_persistent_buffers(self._model))
         problems: list[str] = []
-        self._buffers = {}
         for name, tensor in (*wanted.items(), *buffers.items()):
-            if name not in names or tensor.numel() == 0:
+            if name not in self._sources or tensor.numel() == 0:
                 continue
             try:
-                values = self._values_of(name, names[name], tensor)
+                values = self._values_of(name, tensor)
             except ValueError as error:
                 problems.append(str(error))
                 continue
@@ -91,36 +101,46 @@ class InPlace:
             else:
                 self._buffers[name] = values
         missing = [name for name, p in wanted.items() if p.numel() and p not in self._values]
-        missing += [name for name in buffers if name not in names and buffers[name].numel()]
-        if strict:
-            extra = [names[name] for name in names if name not in wanted and name not in buffers]
+        missing += [n for n, b in buffers.items() if b.numel() and n not in self._sources]
+        missing = [name for name in missing if name not in self._sources]
+        extra = [n for n in self._sources if n not in wanted and n not in buffers]
+        problems += self._misfits(missing, extra, missing_is_error, extra_is_error)
+        if problems:
+            raise ValueError(
+                f"{self._files.paths[0]} does not fit the model: {'; '.join(problems)}"
+            )
+
+    def _misfits(
+        self, missing: list[str], extra: list[str], missing_is_error: bool, extra_is_error: bool
+    ) -> list[str]:
+        problems: list[str] = []
+        extra = [stored for name in extra for stored in self._sources[name].names]
+        if missing_is_error:
             problems += _problem("the checkpoint lacks", missing)
-            problems += _problem("the model has no place for", extra)
         else:
-            on_meta = [n for n in missing if (wanted | buffers)[n].device.type == "meta"]
+            found = dict(self._model.named_parameters(remove_duplicate=False))
+            found.update(_persistent_buffers(self._model))  # type: ignore[arg-type]
+            on_meta = [name for name in missing if found[name].device.type == "meta"]
             problems += _problem("the checkpoint lacks, and the meta device has no", on_meta)
             if missing:
                 _log.warning("not in the checkpoint, left as they are: %s", _listed(missing))
-        if problems:
-            raise ValueError(
-                f"{self._files.paths[0]} does not fit the model: {'; '.join(problems)}. rename= "
-                "maps names of the checkpoint to those of the model"
-                + ("; strict=False leaves out what has no counterpart" if strict else "")
-            )
+        if extra_is_error:
+            problems += _problem("the model has no place for", extra)
+        elif extra:
+            _log.warning("in the checkpoint, and not in the model: %s", _listed(extra))
+        return problems
 
-    def _values_of(self, name: str, stored_name: str, tensor: torch.Tensor) -> FileValues:
-        stored = self._files.stored(stored_name)
+    def _values_of(self, name: str, tensor: torch.Tensor) -> FileValues:
+        stored = self._sources[name].stored()
         if stored.size != tensor.size():
             raise ValueError(
                 f"{name} has the shape {tuple(tensor.size())}, and in the checkpoint "
                 f"{tuple(stored.size)}"
             )
-        dtype = stored.dtype
-        if self._dtype is not None and dtype.is_floating_point:
-            dtype = self._dtype
         stride = tensor.stride() if is_dense(tensor) else stored.stride
         if not is_dense(torch.empty_strided(stored.size, stride, device="meta")):
             stride = torch.empty(stored.size, device="meta").stride()
+        dtype = self._dtype_of(name, stored.dtype)
         return self._files.values(name, _aligned(stored, stride), dtype, stride)
 
     # --- the model ---
@@ -264,9 +284,21 @@ def run_in_place(
     """Makes the weights of a model those of the checkpoint at `path`."""
     check_model(model)
     map_large_blocks()
+
+    def dtype_of(_: str, stored: torch.dtype) -> torch.dtype:
+        return stored if dtype is None or not stored.is_floating_point else dtype
+
     files = StoredFiles(path, handle_options)
     try:
-        in_place = InPlace(model, files, device, dtype, rename, strict)
+        sources = sources_by_name(files, rename)
+        in_place = InPlace(model, files, sources, device, dtype_of)
+        try:
+            in_place.match(missing_is_error=strict, extra_is_error=strict)
+        except ValueError as error:
+            advice = "; strict=False leaves out what has no counterpart" if strict else ""
+            raise ValueError(
+                f"{error}. rename= maps names of the checkpoint to those of the model{advice}"
+            ) from None
         return in_place.run(max_bytes, keep_bytes, one_unit, initialize)
     except BaseException:
         files.close()
