@@ -14,10 +14,12 @@ LAYERS = [
     {"aio"},
     {"deepspeed", "sweep"},
     {"_memory"},
-    {"offload", "optim", "safetensors", "snapshot"},
+    {"safetensors", "snapshot"},
     {"checkpoint"},
     {"dcp"},
-    {"_config", "inspection"},
+    {"inspection"},
+    {"offload", "optim"},
+    {"_config"},
     {"plan", "transformers"},
     {"_at_start", "__init__"},
 ]
@@ -36,6 +38,7 @@ FOREIGN_ATTRIBUTES = {
     "_replace",
     "_buffers",  # of torch.nn.Module
     "_forward_hooks",
+    "_non_persistent_buffers_set",
     "_parameters",
     "_schema",  # of torch's operators
     "_untyped_storage",  # of torch.TypedStorage

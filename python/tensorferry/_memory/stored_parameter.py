@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from .._core import Operation, SwapSpace
-from .layout import CUT, check_dense, page_up
+from .._core import Operation
 from .mapped_weight import MappedWeight
-from .reading import NeverBegun, Reading
+from .reading import Reading
+from .values import Values, cuts_of
 from .weight_memory import WeightBuffer
-
-# On the drive a parameter is cut into tensors of this many elements, so that an optimizer can step
-# one after the other.
-CHUNK = 512 * CUT
 
 _stored_parameters = WeakTensorKeyDictionary()
 
@@ -31,29 +27,22 @@ class StoredParameter:
     """A parameter on the drive. While its buffer has memory, its values are there, too."""
 
     def __init__(
-        self,
-        param: torch.nn.Parameter,
-        key: str,
-        space: SwapSpace,
-        buffer: WeightBuffer,
-        offset: int,
+        self, param: torch.nn.Parameter, values: Values, buffer: WeightBuffer, offset: int
     ) -> None:
-        """The space stores it under `key`; its values begin at byte `offset` of the buffer."""
-        check_dense(param)
+        """`values` are on the drive; their memory begins at byte `offset` of the buffer."""
         self._param = TensorWeakRef(param)  # does not keep the parameter alive
-        self.key = key
-        self.space = space
+        self.values = values
         self.buffer = buffer
         self.offset = offset
-        self.dtype = param.dtype
+        self.dtype = values.dtype
         self.device = buffer.device
-        self.size = param.size()
-        self.stride = param.stride()
-        self.numel = param.numel()
+        self.size = values.size
+        self.stride = values.stride
+        self.numel = self.size.numel()
         self.nbytes = self.numel * self.dtype.itemsize
+        self._first = offset + values.lead  # byte of the buffer with its first value
         self._mapped: Callable[[], MappedWeight | None] = lambda: None  # what view() has returned
-        self._puts: dict[str, Operation | NeverBegun] = {}  # key -> the last write of that tensor
-        self.cuts = [(at, min(at + CHUNK, self.numel)) for at in range(0, self.numel, CHUNK)]
+        self.cuts = cuts_of(self.numel)
         # The parameter has these values while its own are not in memory: they show its shape, and
         # nobody can take them for data.
         self._has_nan = self.dtype.is_floating_point or self.dtype.is_complex
@@ -110,11 +99,16 @@ class StoredParameter:
             raise RuntimeError(
                 f"a parameter on NVMe was converted from {self.dtype} of shape {tuple(self.size)} "
                 f"on {self.device} to {param.dtype} of shape {tuple(param.size())} on "
-                f"{param.device}: convert the model before you call offload.parameters()"
+                f"{param.device}: convert the model before its weights go to NVMe"
             )
 
     def _forget_values(self) -> None:
         self._nothing.fill_(float("nan") if self._has_nan else 0)
+
+    def watch(self) -> None:
+        """Makes the backward pass raise where it has a gradient for a weight that cannot change."""
+        if (param := self.param) is not None:
+            self.values.watch(param)
 
     def show(self, values: torch.Tensor) -> None:
         """Gives the parameter these values."""
@@ -130,13 +124,13 @@ class StoredParameter:
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Returns its values in the memory of the buffer."""
-        elements = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        elements = memory[self._first : self._first + self.nbytes].view(self.dtype)
         return elements.as_strided(self.size, self.stride)
 
     def is_elsewhere(self, memory: torch.Tensor) -> bool:
         """Returns whether the parameter, which was shown here, has got other memory since."""
         param = self.param
-        return param is not None and param.data_ptr() != memory.data_ptr() + self.offset
+        return param is not None and param.data_ptr() != memory.data_ptr() + self._first
 
     @torch.no_grad()
     def collect(self, memory: torch.Tensor) -> None:
@@ -145,17 +139,17 @@ class StoredParameter:
             self._check_kind(param)
             self.of(memory).copy_(param)
 
-    def load(self, memory: torch.Tensor) -> Iterator[Reading]:
+    def load(self, memory: torch.Tensor) -> Iterable[Reading]:
         """Starts to read its values into the memory of the buffer, a read for each cut."""
-        for key, at, nbytes in self._pieces(0, self.numel):
-            at += self.offset
-            yield self._get(key, memory[at : at + nbytes])
+        return self.values.get(self._slot(memory), 0, self.numel)
 
     def save(self, memory: torch.Tensor) -> Iterator[Operation]:
         """Starts to write its values from the memory of the buffer, a write for each cut."""
-        for key, at, nbytes in self._pieces(0, self.numel):
-            at += self.offset
-            yield self._put(key, memory[at : at + nbytes])
+        self._mapped = lambda: None
+        return self.values.put(self._slot(memory), 0, self.numel)
+
+    def _slot(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory[self.offset : self.offset + self.values.slot_bytes]
 
     # --- for optimizers ---
 
@@ -163,14 +157,13 @@ class StoredParameter:
         """Starts to read the elements `begin` to `end`, whole cuts, into bytes of whole pages.
         Returns the reads; none if they were in memory and have been copied."""
         end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
+        self._check_cuts(begin, end)
         if (memory := self.buffer.settled()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
+            here = self._elements(memory, begin, end)
             self.buffer.check_newest(self.offset)
             target[: here.numel()].copy_(here)
             return []
-        return [self._get(key, target[at : at + nbytes]) for key, at, nbytes in pieces]
+        return list(self.values.get(target, begin, end))
 
     def write(
         self, source: torch.Tensor, begin: int = 0, end: int | None = None
@@ -178,57 +171,35 @@ class StoredParameter:
         """Starts to write the elements `begin` to `end`, whole cuts, from bytes of whole pages, and
         changes them in memory, too. Returns the writes."""
         end = self.numel if end is None else end
-        pieces = list(self._pieces(begin, end))
+        self._check_cuts(begin, end)
+        self.values.check_writable()
         self.note_change()
         if (memory := self.buffer.settled()) is not None:
-            size = self.dtype.itemsize
-            here = memory[self.offset + begin * size : self.offset + end * size]
+            here = self._elements(memory, begin, end)
             if here.data_ptr() != source.data_ptr():
                 here.copy_(source[: here.numel()])
         else:
             self.buffer.forget()
-        return [self._put(key, source[at : at + nbytes]) for key, at, nbytes in pieces]
+        self._mapped = lambda: None
+        return list(self.values.put(source, begin, end))
 
-    # --- on the drive ---
-
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-        """Yields (key, first byte, bytes) of the tensors on the drive that hold these elements."""
-        inside = [(first, last) for first, last in self.cuts if begin <= first and last <= end]
-        if sum(last - first for first, last in inside) != end - begin:
+    def _check_cuts(self, begin: int, end: int) -> None:
+        inside = (last - first for first, last in self.cuts if begin <= first and last <= end)
+        if sum(inside) != end - begin:
             raise RuntimeError(
                 "the optimizer was created before the weights moved to NVMe: call "
                 "offload.parameters() first"
             )
+
+    def _elements(self, memory: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         size = self.dtype.itemsize
-        for first, last in inside:
-            nbytes = page_up((last - first) * size)
-            yield f"{self.key}/{first}", (first - begin) * size, nbytes
+        return memory[self._first + begin * size : self._first + end * size]
 
-    def _get(self, key: str, piece: torch.Tensor) -> Reading:
-        return Reading(self.size, self.space.get(key, piece), self._puts.get(key))
-
-    def _put(self, key: str, piece: torch.Tensor) -> Operation:
-        self._mapped = lambda: None
-        try:
-            operation = self._puts[key] = self.space.put(key, piece)
-        except BaseException as error:
-            self._puts[key] = NeverBegun(error)
-            raise
-        return operation
+    # --- on the drive ---
 
     def view(self) -> MappedWeight:
         """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
         if (mapped := self._mapped()) is None:
-            mapped = MappedWeight(self._view())
+            mapped = MappedWeight(self.values.view())
             self._mapped = weakref.ref(mapped)
         return mapped
-
-    def _view(self) -> torch.Tensor:
-        for operation in self._puts.values():  # raises the failure of an optimizer's write
-            operation.wait()
-        pieces = self._pieces(0, self.numel)
-        parts = [(key, 0, min(nbytes, self.nbytes - at)) for key, at, nbytes in pieces]
-        if not parts:
-            return torch.empty(self.size, dtype=self.dtype)
-        elements = torch.frombuffer(self.space.view(parts), dtype=self.dtype)
-        return elements.as_strided(self.size, self.stride)

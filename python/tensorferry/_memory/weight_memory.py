@@ -8,13 +8,15 @@ import torch
 
 from .._core import SwapSpace
 from .gpu_pool import GpuPool
+from .pinned_pool import PinnedPool
 from .reading import OlderValues, Reading
 
 
 class WeightMemory:
-    """Gives out memory for weights: page-locked buffers of a swap space, or memory of a GPU."""
+    """Gives out memory for weights: page-locked memory, of a swap space or a pool, or memory of a
+    GPU."""
 
-    def __init__(self, space: SwapSpace, gpu_pool: GpuPool | None = None) -> None:
+    def __init__(self, space: SwapSpace | PinnedPool, gpu_pool: GpuPool | None = None) -> None:
         self.device = torch.device("cpu") if gpu_pool is None else gpu_pool.device
         self.nbytes = space.stats()["buffer_bytes"] if gpu_pool is None else gpu_pool.nbytes
         # By the first address of their memory; those that got it first come first.

@@ -14,15 +14,20 @@ Training needs an optimizer of tensorferry.optim, which steps weights on the dri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._memory.budget import MemoryBudget
 from .._memory.buffers import NvmePath
 from .offloaded import OffloadedParameters, offload_model
+from .places import budgeted_place_of, place_of
 
-__all__ = ["OffloadedParameters", "parameters"]
+if TYPE_CHECKING:
+    from .in_place import Rename
+    from .stored_files import CheckpointPath
+
+__all__ = ["OffloadedParameters", "checkpoint", "parameters"]
 
 
 def parameters(
@@ -57,41 +62,62 @@ def parameters(
     With a MemoryBudget as limit, which weights and states share, as many weights as fit stay in
     memory for good and never go to the drive; the others pass through what is left.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(max_cpu_bytes, (int, MemoryBudget)):
-        raise TypeError(
-            "max_cpu_bytes must be a number of bytes (an int) or a MemoryBudget, got "
-            f"{max_cpu_bytes!r}"
-        )
-    if isinstance(max_cpu_bytes, int) and max_cpu_bytes < 1:
-        raise ValueError(f"max_cpu_bytes must be at least 1, got {max_cpu_bytes}")
-    used_on = _device_of(model) if device is None else _with_index(torch.device(device))
-    max_bytes = max_cpu_bytes
-    if used_on.type != "cpu" and max_gpu_bytes is not None:
-        max_bytes = max_gpu_bytes
-    elif used_on.type != "cpu" and isinstance(max_cpu_bytes, MemoryBudget):
-        raise ValueError(
-            f"the weights are used on {used_on} and take no memory of the system there: give a "
-            "number of bytes, or a MemoryBudget for the GPU as max_gpu_bytes"
-        )
+    used_on, max_bytes = budgeted_place_of(model, device, max_cpu_bytes, max_gpu_bytes)
     return offload_model(
         model, nvme_path, used_on, max_bytes, keep_bytes, tuple(units), initialize, handle_options
     )
 
 
-def _with_index(device: torch.device) -> torch.device:
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"cannot use weights on {device}: choose the CPU or a CUDA GPU")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+def checkpoint(
+    model: torch.nn.Module,
+    path: CheckpointPath,
+    max_cpu_bytes: int = 1 << 30,
+    *,
+    max_gpu_bytes: int | None = None,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    rename: Rename | None = None,
+    strict: bool = True,
+    keep_bytes: int = 64 << 10,
+    units: Sequence[type[torch.nn.Module]] = (),
+    initialize: Callable[[torch.nn.Module], object] | None = None,
+    **handle_options: Any,
+) -> OffloadedParameters:
+    """Runs a model from a checkpoint as it lies: its weights are read from the files when modules
+    are called, and nothing is written. Returns what parameters() returns.
 
+    `path` is a folder, an index, one or several safetensors files, a file of torch.save, or a
+    folder of torch.distributed.checkpoint. The model may be on the meta device, so that a model
+    larger than memory never is in memory. `max_cpu_bytes`, `max_gpu_bytes`, `device`, `keep_bytes`
+    and `units` are those of parameters().
 
-def _device_of(model: torch.nn.Module) -> torch.device:
-    """Returns where the weights are; the CPU if they have no values yet."""
-    devices = {param.device for param in model.parameters()} - {torch.device("meta")}
-    if len(devices) > 1:
-        named = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the weights are on {named}: pass device=... to choose where to use them")
-    return _with_index(devices.pop()) if devices else torch.device("cpu")
+    Weights have the dtype of the file, as with load_state_dict(assign=True), or `dtype`, if they
+    are floating-point: then each read converts them, and they take the memory of the wider of both.
+    `rename` maps names of the checkpoint to names of the model: a dict, or a function, which
+    returns None to leave a tensor out. What is missing or too much is an error that names it;
+    strict=False leaves it out.
+
+    Buffers come into memory. Those that no file has (persistent=False) must be computed: on the
+    meta device by `initialize(module)`, or by the module's own functions where it has some.
+
+    The weights cannot be trained: a backward pass that has a gradient for one raises, with its
+    name. Freeze them (requires_grad_(False)) to train adapters beside them. A file that changes
+    while it is in use raises OSError at the next read of it; one that is replaced by rename does
+    not matter.
+    """
+    from .in_place import run_in_place
+
+    used_on, max_bytes = place_of(model, device, max_cpu_bytes, max_gpu_bytes)
+    return run_in_place(
+        model,
+        path,
+        used_on,
+        max_bytes,
+        keep_bytes,
+        tuple(units),
+        initialize,
+        dtype,
+        rename,
+        strict,
+        handle_options,
+    )

@@ -14,10 +14,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from .._memory.stored_parameter import stored_parameter_of
+from .._memory.stored_parameter import StoredParameter, stored_parameter_of
+from .graphs import not_compiled_alone, outside_graphs
 from .residency import Residency
 from .saved_weights import save_weights
 from .unit import Unit
+
+_MODULES = torch.nn.modules.module.__file__
 
 
 class OnDrive:
@@ -61,6 +64,10 @@ class Calls(threading.local):
         if self._stack and self._stack[-1].module is module:
             self._stack.pop().at_end.close()
 
+    def has(self, module: torch.nn.Module) -> bool:
+        """Returns whether the thread is in a call of the module."""
+        return any(call.module is module for call in self._stack)
+
     def end_interrupted(self) -> None:
         """Ends the calls that Ctrl-C has interrupted: torch calls our hook after an exception, but
         not after Ctrl-C."""
@@ -91,6 +98,7 @@ class ModuleHooks(OnDrive):
         self._residency = residency
         self._calls = calls
         self._begins_pass = begins_pass
+        self._is_open = False  # whether a call of the module has begun and not ended
         self._after_forward = module.register_forward_hook(self.after_forward, always_call=True)
         self._handles = [
             self._after_forward,
@@ -105,10 +113,33 @@ class ModuleHooks(OnDrive):
         for handle in self._handles:
             handle.remove()
 
+    # In a graph of torch.compile the first condition is true, and a hook that returns there leaves
+    # nothing in the graph, but guards.
+
+    @not_compiled_alone
     def before_forward(self, *_: object) -> None:
+        if torch.compiler.is_compiling() and self._is_inside_unit():
+            return
+        self._begin()
+
+    @not_compiled_alone
+    def after_forward(self, _module: torch.nn.Module, _inputs: object, output: Any) -> Any:
+        if torch.compiler.is_compiling() and not self._is_open:
+            return None
+        return self._end(output)
+
+    def _is_inside_unit(self) -> bool:
+        """Returns whether a module around this one holds its weights in memory."""
+        if self._begins_pass or not self._units:
+            return False
+        return all(unit.shown for unit in self._units)
+
+    @outside_graphs
+    def _begin(self) -> None:
         # Ours is the last to run: hooks of users may look at the weights.
         self._module._forward_hooks.move_to_end(self._after_forward.id)
-        at_end = self._calls.begin(self._module, sys._getframe(1))
+        at_end = self._calls.begin(self._module, _frame_of_call())
+        self._is_open = True
         # Activation checkpointing calls modules again, in the backward pass.
         if self._begins_pass and torch._C._current_graph_task_id() == -1:
             self._residency.begin_pass()
@@ -121,16 +152,18 @@ class ModuleHooks(OnDrive):
             torch.set_autocast_cache_enabled(False)
             at_end.callback(torch.set_autocast_cache_enabled, True)
 
-    def after_forward(self, _module: torch.nn.Module, _inputs: object, output: Any) -> Any:
+    @outside_graphs
+    def _end(self, output: Any) -> Any:
         output = _without_parameters(output)
         self._calls.end(self._module)
+        self._is_open = self._calls.has(self._module)
         return output
 
     def before_load(
         self,
         _module: torch.nn.Module,
-        _state_dict: Mapping[str, Any],
-        _prefix: str,
+        state_dict: Mapping[str, Any],
+        prefix: str,
         metadata: Mapping[str, Any],
         *_: object,
     ) -> None:
@@ -141,10 +174,21 @@ class ModuleHooks(OnDrive):
             )
         at_end = self._calls.begin(self._module, _frame_of_load())
         try:
-            self._residency.use(self._units, at_end, replacing=True)
+            loaded = self._loaded(state_dict, prefix)
+            for stored in loaded:
+                stored.values.check_writable()
+            self._residency.use(self._units if loaded else (), at_end, replacing=True)
         except BaseException:
             self._calls.end(self._module)
             raise
+
+    def _loaded(self, state_dict: Mapping[str, Any], prefix: str) -> list[StoredParameter]:
+        """Returns the weights of the module on the drive that a dictionary has."""
+        own = self._module._parameters.items()
+        named = (
+            stored_parameter_of(p) for n, p in own if p is not None and prefix + n in state_dict
+        )
+        return [stored for stored in named if stored is not None]
 
     def after_load(self, *_: object) -> None:
         if torch.is_inference_mode_enabled():  # autograd counts no changes there
@@ -163,6 +207,14 @@ class ModuleHooks(OnDrive):
                 continue
             if (stored := stored_parameter_of(param)) is not None:
                 state_dict[prefix + name] = stored.view()
+
+
+def _frame_of_call() -> FrameType:
+    """Returns the frame of torch that calls the hooks of a module, and then the module."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename != _MODULES:
+        frame = frame.f_back
+    return frame
 
 
 def _frame_of_load() -> FrameType:
@@ -201,7 +253,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
         return
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if param.grad is not None and stored_parameter_of(param) is not None:
+            stored = stored_parameter_of(param) if param.grad is not None else None
+            if stored is not None:
+                stored.values.check_writable()
                 raise RuntimeError(
                     f"{type(optimizer).__name__} cannot step weights that are on NVMe: use "
                     "tensorferry.optim.AdamW, or tensorferry.optim.offload(optimizer, ...)"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from torch.nn import Module, Parameter
 
 from .._core import SwapSpace
+from .._memory.values import SwappedValues
 from .._notes import add_note
 from .modules import materialise, starts, units_of
 from .residency import Residency
@@ -53,7 +54,7 @@ class MoveOut:
         unit = self._residency.new_unit() if owned else None
         if unit is not None:
             for index, param in enumerate(made.get(param, param) for param in owned):
-                unit.add(param, f"{key}.{index}", self._space)
+                unit.add(param, SwappedValues(param, f"{key}.{index}", self._space))
                 self._units[param] = unit
             self._residency.adopt(unit, empty={made[param] for param in owned if param in made})
         self._start(subtree, fresh)

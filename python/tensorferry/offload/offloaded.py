@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from .._core import SwapSpace
 from .._memory.budget import MemoryBudget, Portion
 from .._memory.buffers import NvmePath, open_space
 from .._memory.gpu_pool import GpuPool
@@ -29,28 +28,39 @@ from .unit import Unit
 _log = logging.getLogger("tensorferry")
 
 # Their forward uses the weights of their children without calling them.
-_ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+
+
+class Store(Protocol):
+    """What has the weights on the drive: a swap space, or files of a checkpoint."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class OffloadedParameters(OnDrive):
-    """The weights of a model on NVMe, as offload.parameters() returns them. Lives as long as the
-    model, or until close()."""
+    """The weights of a model on NVMe, as offload.parameters() and offload.checkpoint() return them.
+    Lives as long as the model, or until close()."""
 
     __module__ = "tensorferry.offload"  # where users find it
 
     def __init__(
         self,
         model: torch.nn.Module,
-        space: SwapSpace,
+        store: Store,
         residency: Residency,
         needs: dict[torch.nn.Module, list[Unit]],
-        kept_bytes: int,
-        portion: Portion | None,
+        kept_bytes: int = 0,
+        portion: Portion | None = None,
     ) -> None:
         """`needs` are the units that each module needs, `kept_bytes` those of weights that are not
         on the drive, `portion` what all of it takes of a budget."""
         self._model = model
-        self._space = space
+        self._store = store
         self._residency = residency
         self._kept_bytes = kept_bytes
         self._portion = portion
@@ -74,6 +84,9 @@ class OffloadedParameters(OnDrive):
         module = self._model if module is None else module
         inside = set(module.modules())
         units = {unit: None for m, needed in self._needs.items() if m in inside for unit in needed}
+        if modify:
+            for unit in units:
+                unit.check_writable()
         with contextlib.ExitStack() as at_end:
             self._residency.use(units, at_end)
             if torch.is_grad_enabled():
@@ -85,7 +98,8 @@ class OffloadedParameters(OnDrive):
                 self._residency.write_all(units)
 
     def stats(self) -> dict[str, Any]:
-        """Returns SwapSpace.stats(), and how much of the weights is in memory:
+        """Returns what was read and written, as SwapSpace.stats() does, and how much of the weights
+        is in memory:
 
         - `weight_bytes`: bytes of the weights on the drive.
         - `resident_bytes`: those of them that are in memory now, too.
@@ -94,12 +108,13 @@ class OffloadedParameters(OnDrive):
         - `overflows`: how often the weights in use at once took more than their memory.
         """
         kept = {"kept_bytes": self._kept_bytes}
-        return self._space.stats() | self._residency.stats() | kept
+        return self._store.stats() | self._residency.stats() | kept
 
     def close(self, restore: bool = False) -> None:
-        """Removes the hooks and the files. With restore=True the weights come back into memory; if
-        they cannot be read, nothing changes. Without it the model has no weights any more."""
-        if self._space.closed:
+        """Removes the hooks, and files that parameters() has made. With restore=True the weights
+        come back into memory; if they cannot be read, nothing changes. Without it the model has no
+        weights any more."""
+        if self._store.closed:
             return
         self._calls.end_interrupted()
         failure = None
@@ -113,7 +128,7 @@ class OffloadedParameters(OnDrive):
         self._hooks = []
         for unit in self._residency.units:
             unit.end(values.get(unit))
-        self._space.close()
+        self._store.close()
         if self._portion is not None:
             self._portion.close()
         if failure is not None:
@@ -126,7 +141,7 @@ class OffloadedParameters(OnDrive):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<tensorferry.offload.OffloadedParameters: {self._space!r}>"
+        return f"<tensorferry.offload.OffloadedParameters: {self._store!r}>"
 
 
 def offload_model(
@@ -140,9 +155,9 @@ def offload_model(
     handle_options: dict[str, Any],
 ) -> OffloadedParameters:
     """Moves the weights of a model to the drive and puts hooks on its modules."""
-    _check(model)
+    check_model(model)
     map_large_blocks()
-    modules = list(unit_modules(model, _ONE_UNIT + one_unit, set()))
+    modules = list(unit_modules(model, ONE_UNIT + one_unit, set()))
     given = max_bytes if isinstance(max_bytes, int) else max_bytes.portion(device)
     split = _split(model, modules, keep_bytes, given)
     portion = None if isinstance(given, int) else given
@@ -195,7 +210,7 @@ def _split(
     return split
 
 
-def _check(model: torch.nn.Module) -> None:
+def check_model(model: torch.nn.Module) -> None:
     """Raises ValueError if a weight of the model cannot be offloaded."""
     for name, param in model.named_parameters():
         if stored_parameter_of(param) is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._memory.stored_parameter import StoredParameter
+from .graphs import outside_graphs
 from .residency import Residency
 from .unit import Unit
 
@@ -50,6 +51,7 @@ class SavedTensorHooks:
         self.residency = residency
         self._others = others
 
+    @outside_graphs
     def pack(self, tensor: torch.Tensor) -> Any:
         if (found := self.residency.find(tensor)) is not None:
             unit, stored = found
@@ -64,6 +66,7 @@ class SavedTensorHooks:
             )
         return tensor if self._others is None else self._others[0](tensor)
 
+    @outside_graphs
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, SavedWeight):
             return self._restored(packed)

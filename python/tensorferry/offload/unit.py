@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from .._core import Operation, SwapSpace
-from .._memory.layout import page_up
+from .._core import Operation
 from .._memory.stored_parameter import StoredParameter
+from .._memory.values import Values
 from .._memory.weight_memory import WeightBuffer
 
 
@@ -31,10 +31,10 @@ class Unit:
         self._failure: Exception | None = None  # of a write that could not begin
         self._unwritten = unwritten
 
-    def add(self, param: torch.nn.Parameter, key: str, space: SwapSpace) -> None:
-        """Adds a parameter, which the space stores under `key`."""
-        stored = StoredParameter(param, key, space, self.buffer, self.nbytes)
-        self.nbytes += page_up(stored.nbytes)
+    def add(self, param: torch.nn.Parameter, values: Values) -> None:
+        """Adds a parameter, whose values are on the drive."""
+        stored = StoredParameter(param, values, self.buffer, self.nbytes)
+        self.nbytes += values.slot_bytes
         self.parameters.append(stored)
 
     def parameter_at(self, offset: int) -> StoredParameter:
@@ -68,12 +68,13 @@ class Unit:
         self.check_written()  # memory must not change while it is written
         for stored in self.parameters:
             stored.check_unchanged()
+            stored.watch()
         self.buffer.note_use()
         try:
             for stored in self.parameters:
                 stored.show(stored.of(self.buffer.held))
         except BaseException:
-            self._take_away()
+            self.show_nothing()
             raise
         self.note_versions()
         self.shown = True
@@ -84,9 +85,10 @@ class Unit:
             if self.is_changed():
                 self.write_back()
         finally:
-            self._take_away()
+            self.show_nothing()
 
-    def _take_away(self) -> None:
+    def show_nothing(self) -> None:
+        """Takes the values from its parameters."""
         self.shown = False
         for stored in self.parameters:
             stored.show(stored.absent)
@@ -110,7 +112,7 @@ class Unit:
         try:
             self.write_back()
         finally:
-            self._take_away()
+            self.show_nothing()
 
     def copies(self) -> list[torch.Tensor]:
         """Returns copies of the values in its memory."""
@@ -151,8 +153,19 @@ class Unit:
 
     # --- writing ---
 
+    def check_writable(self) -> None:
+        """Raises RuntimeError, with a name, if nobody may change one of its weights."""
+        for stored in self.parameters:
+            stored.values.check_writable()
+
     def write_back(self) -> None:
         """Starts to write the values that its parameters show."""
+        try:
+            for stored in self._changed():
+                stored.values.check_writable()
+        except RuntimeError:
+            self.buffer.forget()  # the next use reads the values as they are
+            raise
         # Until all writes are under way: after Ctrl-C the drive has older values.
         self._failure = RuntimeError("weights were written only in part: load a checkpoint")
         self._unwritten.add(self)

@@ -1,0 +1,89 @@
+"""Models of Hugging Face transformers that run from their checkpoint as it lies.
+
+>>> import tensorferry.transformers
+>>> model = tensorferry.transformers.from_pretrained("folder", max_cpu_bytes=4 << 30)
+>>> tokens = model.generate(**prompt)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..offload import OffloadedParameters
+from .loading import Loading
+
+__all__ = ["from_pretrained", "weights_of"]
+
+
+def from_pretrained(
+    path: str | os.PathLike[str],
+    max_cpu_bytes: int = 1 << 30,
+    *,
+    model_class: type[Any] | None = None,
+    max_gpu_bytes: int | None = None,
+    device: torch.device | str | int = "cpu",
+    keep_bytes: int = 64 << 10,
+    units: Sequence[type[torch.nn.Module]] | None = None,
+    **options: Any,
+) -> Any:
+    """Returns what `from_pretrained(path, **options)` of transformers returns, with its weights in
+    the files of the checkpoint: they are read when the model needs them, and nothing is written.
+
+    `model_class` is a class of transformers, also AutoModelForCausalLM and the like; by default the
+    first of `architectures` in the configuration. `max_cpu_bytes`, `max_gpu_bytes`, `device` and
+    `keep_bytes` are those of offload.checkpoint(). `units` are classes whose weights come together;
+    by default the layers of the model (its `_no_split_modules`). `options` are those of
+    transformers: dtype, attn_implementation, revision and so on. weights_of(model) has stats() and
+    close().
+
+    Tensors that transformers stacks or concatenates are read into one weight. What it transposes or
+    permutes is computed at each read, which takes the memory of that weight three times meanwhile.
+    Quantized models and device_map are refused.
+    """
+    for refused in ("device_map", "quantization_config", "state_dict", "gguf_file", "tp_plan"):
+        if options.get(refused) is not None:
+            raise ValueError(
+                f"{refused}= is not supported here: pass device= and max_gpu_bytes=, or load the "
+                "model with transformers itself"
+            )
+    if model_class is None:
+        model_class = _class_of(path, options)
+    with Loading(device, max_cpu_bytes, max_gpu_bytes, keep_bytes, units) as loading:
+        model = model_class.from_pretrained(path, **options)
+    if loading.weights is None:
+        raise RuntimeError(
+            f"transformers has loaded {model_class.__name__} in a way that this version of "
+            "tensorferry does not know: build it on the meta device, and use offload.checkpoint()"
+        )
+    model.weights_on_drive = loading.weights
+    return model
+
+
+def weights_of(model: torch.nn.Module) -> OffloadedParameters:
+    """Returns the weights of a model of from_pretrained(), with stats(), gather() and close()."""
+    weights = getattr(model, "weights_on_drive", None)
+    if not isinstance(weights, OffloadedParameters):
+        raise ValueError("this model does not come from tensorferry.transformers.from_pretrained()")
+    return weights
+
+
+def _class_of(path: str | os.PathLike[str], options: dict[str, Any]) -> type[Any]:
+    """Returns the class that the configuration names."""
+    import transformers
+
+    config = options.get("config")
+    if config is None:
+        known = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+        asked = {name: options[name] for name in known if name in options}
+        config = transformers.AutoConfig.from_pretrained(path, **asked)
+    for name in config.architectures or ():
+        if (found := getattr(transformers, name, None)) is not None:
+            return found  # type: ignore[no-any-return]
+    raise ValueError(
+        f"the configuration of {os.fspath(path)} names no class of transformers "
+        f"({config.architectures}): pass model_class="
+    )
