@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -27,21 +26,17 @@ std::span<Element> elements(const Buffer& buffer, const char* name, std::size_t 
   return {reinterpret_cast<Element*>(bytes.data()), count};
 }
 
-// Calls work(thread, begin, end) for stretches of `least` blocks, in up to `threads` threads: fewer
-// blocks are not worth one. Each thread takes the next stretch when it is done with one, because
-// processors may be busy: threads of torch wait by spinning after each of its operations.
+// Calls work(thread, begin, end) for stretches of blocks, in up to `threads` threads: fewer than
+// `least` blocks are not worth one.
 template <class Work>
 void in_threads(std::size_t blocks, std::size_t least, std::size_t threads, const Work& work) {
   threads = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(blocks / least, 1));
-  std::atomic<std::size_t> next = 0;
-  const auto take_part = [&work, &next, blocks, least](std::size_t thread) {
-    for (std::size_t at = next.fetch_add(least); at < blocks; at = next.fetch_add(least)) {
-      work(thread, at, std::min(at + least, blocks));
-    }
-  };
   std::vector<std::jthread> others;
-  for (std::size_t i = 1; i < threads; ++i) others.emplace_back(take_part, i);
-  take_part(0);
+  for (std::size_t i = 1; i < threads; ++i) {
+    others.emplace_back(
+        [&work, i, blocks, threads] { work(i, blocks * i / threads, blocks * (i + 1) / threads); });
+  }
+  work(0, 0, blocks / threads);
 }
 
 }  // namespace tensorferry::python

@@ -134,7 +134,6 @@ nb::bytes cut_masters(nb::handle master, nb::handle weights, nb::handle low, nb:
     for (std::size_t i = 1; i < listed.size(); ++i) {
       listed[0].insert(listed[0].end(), listed[i].begin(), listed[i].end());
     }
-    std::ranges::sort(listed[0], {}, &Listed::position);  // join() searches it
   }
   return nb::bytes(listed[0].data(), listed[0].size() * sizeof(Listed));
 }

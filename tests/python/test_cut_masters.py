@@ -71,19 +71,6 @@ def test_ties_at_even_weights_are_listed():
     assert len(known.listed) // 8 == 8
 
 
-def test_threads_that_share_the_work_list_the_same(monkeypatch):
-    """Each takes the next stretch of blocks, so the stretches of one do not follow each other."""
-    torch.manual_seed(5)
-    master = torch.randn(200 * BLOCK + 5)
-    master[::1000] = float("nan")
-    back, known = cut_and_joined(master)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    for _ in range(5):
-        shared, again = cut_and_joined(master)
-        assert again.listed == known.listed
-        assert torch.equal(bits(shared), bits(back)) and torch.equal(bits(back), bits(master))
-
-
 def test_too_many_exceptions_are_refused():
     master = torch.full((100_000,), float("nan"))
     low = torch.empty(100_000, dtype=torch.int16)
