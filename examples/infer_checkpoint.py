@@ -23,7 +23,7 @@ def arguments():
     parser.add_argument("folder", help="where to put the checkpoint, on a drive")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--memory", type=parse_size, default="40M", help="for weights, e.g. 2G")
+    parser.add_argument("--memory", type=parse_size, default="80M", help="for weights, e.g. 2G")
     parser.add_argument("--tokens", type=int, default=16)
     return parser.parse_args()
 
@@ -36,10 +36,8 @@ def save_model(folder, options):
         intermediate_size=4 * options.width,
         num_hidden_layers=options.layers,
         num_attention_heads=8,
-        dtype="bfloat16",
     )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="64MB")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="64MB")
 
 
 def main():
