@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from . import offload as offload
     from . import optim as optim
     from . import safetensors as safetensors
+    from . import transformers as transformers
     from ._config.optimizer import ConfiguredOptimizer
     from ._config.sections import ConfigError as ConfigError
     from ._memory.budget import MemoryBudget as MemoryBudget
@@ -138,7 +139,8 @@ def initialize(
 if not TYPE_CHECKING:  # it would give every name to type checkers
 
     def __getattr__(name):
-        if name in ("checkpoint", "dcp", "offload", "optim", "safetensors"):  # most import torch
+        # Most import torch.
+        if name in ("checkpoint", "dcp", "offload", "optim", "safetensors", "transformers"):
             import importlib
 
             return importlib.import_module("." + name, __name__)

@@ -49,6 +49,13 @@ def test_inference_larger_than_memory_runs(tmp_path):
     assert text.splitlines()[-1].startswith("4 tokens in")
 
 
+def test_inference_from_a_checkpoint_runs(tmp_path):
+    pytest.importorskip("transformers")
+    text = run(tmp_path, "infer_checkpoint.py", *SMALL, "--tokens", 4)
+    last = text.splitlines()[-1]
+    assert last.startswith("4 tokens in") and last.endswith(" 0 bytes written")
+
+
 @pytest.mark.parametrize("name", ["train_larger_than_memory.py", "infer_larger_than_memory.py"])
 def test_a_missing_path_is_said(tmp_path, name):
     done = subprocess.run(

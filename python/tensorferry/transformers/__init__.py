@@ -1,8 +1,7 @@
-"""Models of Hugging Face transformers that run from their checkpoint as it lies.
+"""Models of Hugging Face transformers that run from their checkpoint as it lies:
 
->>> import tensorferry.transformers
->>> model = tensorferry.transformers.from_pretrained("folder", max_cpu_bytes=4 << 30)
->>> tokens = model.generate(**prompt)
+model = tensorferry.transformers.from_pretrained("folder", max_cpu_bytes=4 << 30)
+tokens = model.generate(**prompt)
 """
 
 from __future__ import annotations

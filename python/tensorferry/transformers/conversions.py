@@ -163,7 +163,13 @@ class Lying(torch.Tensor):
             return _stacked(*args, **(kwargs or {}))
         if function is torch.cat:
             return _joined(*args, **(kwargs or {}))
+        if function in (torch.chunk, torch.Tensor.chunk):
+            return _chunked(*args, **(kwargs or {}))
+        if function is torch.split:
+            return _split(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
+        if name == "contiguous":
+            return args[0]
         if name in ("__get__", "size", "dim", "ndimension", "stride", "numel", "__len__"):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
@@ -194,13 +200,48 @@ def _joined(tensors: Sequence[Lying], dim: int = 0) -> Lying:
     if outer * len(tensors) > _PARTS and outer > 1 and min(lengths) < _PART_BYTES:
         raise NotScattered
     parts = [_cut(tensor.stored.stretches, length) for tensor, length in zip(tensors, lengths)]
-    stretches = tuple(
-        stretch for number in range(outer) for part in parts for stretch in part[number]
+    stretches = _merged(
+        [stretch for number in range(outer) for part in parts for stretch in part[number]]
     )
     size = list(first.size)
     size[dim] = sum(tensor.size(dim) for tensor in tensors)
     whole = torch.Size(size)
     return Lying(Stored(first.dtype, whole, _row_major(whole), stretches))
+
+
+def _chunked(tensor: Lying, chunks: int, dim: int = 0) -> list[Lying]:
+    return _split(tensor, -(-tensor.size(dim) // chunks), dim)
+
+
+def _split(tensor: Lying, sizes: int | Sequence[int], dim: int = 0) -> list[Lying]:
+    dim %= tensor.dim()
+    whole = tensor.stored
+    if isinstance(sizes, int):
+        count = whole.size[dim]
+        sizes = [min(sizes, count - at) for at in range(0, count, sizes)]
+    outer = math.prod(whole.size[:dim])
+    unit = whole.nbytes // max(outer * whole.size[dim], 1)  # bytes of one index of the dimension
+    if outer > _PARTS and unit * min(sizes) < _PART_BYTES:
+        raise NotScattered
+    rows = [_cut(row, unit) for row in _cut(whole.stretches, unit * whole.size[dim])]
+    made, at = [], 0
+    for length in sizes:
+        parts = [part for row in rows for index in row[at : at + length] for part in index]
+        size = torch.Size([*whole.size[:dim], length, *whole.size[dim + 1 :]])
+        made.append(Lying(Stored(whole.dtype, size, _row_major(size), _merged(parts))))
+        at += length
+    return made
+
+
+def _merged(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+    """Makes one of stretches that follow each other in a file."""
+    found: list[Stretch] = []
+    for file, offset, nbytes in stretches:
+        if found and (found[-1].file, found[-1].offset + found[-1].nbytes) == (file, offset):
+            found[-1] = found[-1]._replace(nbytes=found[-1].nbytes + nbytes)
+        else:
+            found.append(Stretch(file, offset, nbytes))
+    return tuple(found)
 
 
 def _row_major(size: torch.Size) -> tuple[int, ...]:
