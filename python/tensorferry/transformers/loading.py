@@ -93,14 +93,17 @@ def _dtypes(model: torch.nn.Module, plan: dict[str, torch.dtype]) -> dict[str, t
     return dtypes
 
 
+# Of transformers' PreTrainedModel: the one that fills a model, and the one that looks what it lacks.
+_LOADING_FUNCTIONS = ("_load_pretrained_model", "_finalize_model_loading")
+
+
 def _replace_functions() -> None:
     """Makes transformers ask here first; once in a process."""
     if not _replaced.acquire(blocking=False):
         return
     from transformers import PreTrainedModel
 
-    load = PreTrainedModel._load_pretrained_model
-    finalize = PreTrainedModel._finalize_model_loading
+    load, finalize = (getattr(PreTrainedModel, name) for name in _LOADING_FUNCTIONS)
 
     @functools.wraps(load)
     def our_load(
@@ -124,8 +127,8 @@ def _replace_functions() -> None:
             return finalize(model, load_config, loading_info)
         return loading_info
 
-    PreTrainedModel._load_pretrained_model = staticmethod(our_load)
-    PreTrainedModel._finalize_model_loading = staticmethod(our_finalize)
+    for name, ours in zip(_LOADING_FUNCTIONS, (our_load, our_finalize)):
+        setattr(PreTrainedModel, name, staticmethod(ours))
 
 
 def _nothing_missing() -> Any:
