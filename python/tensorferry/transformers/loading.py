@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def _dtypes(model: torch.nn.Module, plan: dict[str, torch.dtype]) -> dict[str, t
     return dtypes
 
 
-# Of transformers' PreTrainedModel: the one that fills a model, and the one that looks what it lacks.
+# Of transformers' PreTrainedModel: one fills a model, the other looks what it lacks.
 _LOADING_FUNCTIONS = ("_load_pretrained_model", "_finalize_model_loading")
 
 
@@ -127,7 +127,8 @@ def _replace_functions() -> None:
             return finalize(model, load_config, loading_info)
         return loading_info
 
-    for name, ours in zip(_LOADING_FUNCTIONS, (our_load, our_finalize)):
+    replacements: list[Callable[..., Any]] = [our_load, our_finalize]
+    for name, ours in zip(_LOADING_FUNCTIONS, replacements):
         setattr(PreTrainedModel, name, staticmethod(ours))
 
 
