@@ -27,6 +27,8 @@ nitpick_ignore_regex = [
     ("py:class", "Model"),  # any torch.nn.Module
     ("py:class", "Progress"),  # True, or a function of (done bytes, total bytes)
     ("py:class", "MapLocation|ModuleType"),  # as in torch.load and torch.save
+    ("py:class", "CheckpointPath|Rename"),  # one path or several; a mapping or a function of names
+    ("py:class", "Portion"),  # what one holder has of a MemoryBudget
     ("py:class", "Format"),  # "torch" or "safetensors"
     ("cpp:identifier", r"(std|at|torch|Clock)(::.*)?|tensorferry"),
 ]

@@ -61,7 +61,7 @@ def test_a_close_that_drops_the_weights_says_that_they_were_not_written(tmp_path
         change_in_place(model, weights)  # both are in memory
         with pytest.raises(OSError):
             weights.close()
-        assert weights._space.closed
+        assert weights._store.closed
 
 
 @pytest.mark.parametrize("change", [change_by_loading, change_in_place])
