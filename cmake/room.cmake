@@ -19,12 +19,12 @@ function(tensorferry_room)
   list(TRANSFORM room_BELOW PREPEND tensorferry_ OUTPUT_VARIABLE below)
   target_link_libraries(${target} PUBLIC ${below} ${room_LIBRARIES} Threads::Threads
                         PRIVATE tensorferry_flags)
+  tensorferry_join(${target})
   if(TENSORFERRY_FUZZERS)  # which see by this how far an input gets
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
   if(room_OUTSIDE)
     target_link_libraries(${target} PUBLIC tensorferry::static)
-    tensorferry_join(${target})
   else()
     set_property(GLOBAL APPEND PROPERTY tensorferry_rooms ${target})
   endif()

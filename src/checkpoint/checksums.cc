@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t digest_digits = 16;
 
-Error broken(const std::string& path, const std::string& hint) {
+Error broken_checksums(const std::string& path, const std::string& hint) {
   return Error({.operation = "open",
                 .path = path,
                 .code = EBADMSG,
@@ -73,16 +73,17 @@ Result<std::map<std::string, Digests, std::less<>>> read_checksums(std::string_v
   for (json.enter_object(); json.next_member(name);) {
     if (!json.read_string(digits)) break;
     const auto size = sizes.find(name);
-    if (size == sizes.end()) return broken(path, "there is no tensor " + shown(name));
+    if (size == sizes.end()) return broken_checksums(path, "there is no tensor " + shown(name));
     std::optional<Digests> digests = digests_of(digits);
     if (!digests || digests->size() != chunk_count(size->second)) {
-      return broken(path, "tensor " + shown(name) + " needs 16 hex digits for each 16 MiB");
+      return broken_checksums(path,
+                              "tensor " + shown(name) + " needs 16 hex digits for each 16 MiB");
     }
     if (!found.emplace(name, *std::move(digests)).second) {
-      return broken(path, "tensor " + shown(name) + " is there twice");
+      return broken_checksums(path, "tensor " + shown(name) + " is there twice");
     }
   }
-  if (!json.finish()) return broken(path, json.failure());
+  if (!json.finish()) return broken_checksums(path, json.failure());
   return found;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view metadata_key = "__metadata__";
 
-Error broken(const std::string& path, std::uint64_t offset, std::string hint) {
+Error broken_header(const std::string& path, std::uint64_t offset, std::string hint) {
   return Error({.operation = "open",
                 .path = path,
                 .offset = offset,
@@ -255,21 +255,22 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> s
 Result<std::uint64_t> header_json_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
                                         const std::string& path) {
   if (file_bytes < length_field_bytes || first.size() < length_field_bytes) {
-    return broken(path, 0, "it is shorter than the 8 bytes of its header's length");
+    return broken_header(path, 0, "it is shorter than the 8 bytes of its header's length");
   }
   std::uint64_t length = 0;
   for (std::size_t i = length_field_bytes; i-- > 0;) {
     length = length << 8U | std::to_integer<std::uint64_t>(first[i]);
   }
   if (length > header_json_bytes_max) {
-    return broken(path, 0,
-                  "its header is to have " + std::to_string(length) + " bytes; more than " +
-                      std::to_string(header_json_bytes_max) + " are not allowed");
+    return broken_header(path, 0,
+                         "its header is to have " + std::to_string(length) + " bytes; more than " +
+                             std::to_string(header_json_bytes_max) + " are not allowed");
   }
   if (length > file_bytes - length_field_bytes) {
-    return broken(path, 0,
-                  "its header is to have " + std::to_string(length) + " bytes, but the file has " +
-                      std::to_string(file_bytes - length_field_bytes) + " after the first 8");
+    return broken_header(
+        path, 0,
+        "its header is to have " + std::to_string(length) + " bytes, but the file has " +
+            std::to_string(file_bytes - length_field_bytes) + " after the first 8");
   }
   return length;
 }
@@ -278,7 +279,8 @@ Result<Header> parse_header(std::span<const std::byte> json, std::uint64_t data_
                             const std::string& path) {
   HeaderReader reader({reinterpret_cast<const char*>(json.data()), json.size()});
   std::vector<FoundTensor>& found = reader.tensors();
-  if (!reader.read()) return broken(path, length_field_bytes + reader.offset(), reader.failure());
+  if (!reader.read())
+    return broken_header(path, length_field_bytes + reader.offset(), reader.failure());
   remove_repeated(found);
   std::ranges::sort(found, {}, [](const FoundTensor& one) {
     return std::tie(one.tensor.begin, one.tensor.end, one.tensor.name);
@@ -288,16 +290,16 @@ Result<Header> parse_header(std::span<const std::byte> json, std::uint64_t data_
   std::uint64_t end = 0;
   for (FoundTensor& one : found) {
     if (std::string fault = fault_of(one.tensor, end); !fault.empty()) {
-      return broken(path, length_field_bytes + one.at,
-                    "tensor " + shown(one.tensor.name) + ": " + fault);
+      return broken_header(path, length_field_bytes + one.at,
+                           "tensor " + shown(one.tensor.name) + ": " + fault);
     }
     end = one.tensor.end;
     header.tensors.push_back(std::move(one.tensor));
   }
   if (end != data_bytes) {
-    return broken(path, length_field_bytes + json.size() + std::min(end, data_bytes),
-                  "its tensors have " + std::to_string(end) + " bytes, but " +
-                      std::to_string(data_bytes) + " follow the header");
+    return broken_header(path, length_field_bytes + json.size() + std::min(end, data_bytes),
+                         "its tensors have " + std::to_string(end) + " bytes, but " +
+                             std::to_string(data_bytes) + " follow the header");
   }
   return header;
 }

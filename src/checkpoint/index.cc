@@ -11,7 +11,7 @@ namespace tensorferry::checkpoint {
 
 namespace {
 
-Error broken(const std::string& path, std::uint64_t offset, std::string hint) {
+Error broken_index(const std::string& path, std::uint64_t offset, std::string hint) {
   return Error(
       {.operation = "open",
        .path = path,
@@ -85,16 +85,16 @@ bool read_index(JsonReader& json, std::string_view text, WeightMap& files,
 
 Result<Index> parse_index(std::span<const std::byte> json, const std::string& path) {
   if (json.size() > index_bytes_max) {
-    return broken(path, 0,
-                  "it has " + std::to_string(json.size()) + " bytes; more than " +
-                      std::to_string(index_bytes_max) + " are not allowed");
+    return broken_index(path, 0,
+                        "it has " + std::to_string(json.size()) + " bytes; more than " +
+                            std::to_string(index_bytes_max) + " are not allowed");
   }
   const std::string_view text(reinterpret_cast<const char*>(json.data()), json.size());
   JsonReader reader(text);
   WeightMap files;
   Index index;
   if (!read_index(reader, text, files, index.metadata)) {
-    return broken(path, reader.offset(), reader.failure());
+    return broken_index(path, reader.offset(), reader.failure());
   }
   index.files.reserve(files.size());
   for (const auto& [name, file] : files) index.files.push_back(file);

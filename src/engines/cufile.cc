@@ -168,7 +168,7 @@ State& state() {
 
 std::mutex& state_mutex() { return state().mutex; }
 
-[[maybe_unused]] const int fork_watch = os::hold_during_forks<state_mutex>();
+[[maybe_unused]] const int cufile_fork_watch = os::hold_during_forks<state_mutex>();
 
 // With the lock held.
 const Library* load() {

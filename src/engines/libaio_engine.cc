@@ -103,7 +103,7 @@ class IdleContexts {
 };
 
 // Before the first engine, so that no fork finds the mutex locked.
-[[maybe_unused]] const int fork_watch =
+[[maybe_unused]] const int libaio_fork_watch =
     (os::hold_during_forks<IdleContexts::mutex>(),
      pthread_atfork(nullptr, nullptr, [] { IdleContexts::of_process().forget(); }));
 
@@ -237,7 +237,7 @@ class LibaioEngine final : public Engine {
   std::vector<io_event> events_;
 };
 
-Error refused(const char* operation, int code) {
+Error libaio_refused(const char* operation, int code) {
   return Error({.operation = operation, .code = code, .hint = why_refused(code)});
 }
 
@@ -245,7 +245,7 @@ Error refused(const char* operation, int code) {
 
 Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
   const int wake_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd < 0) return refused("eventfd", errno);
+  if (wake_fd < 0) return libaio_refused("eventfd", errno);
   io_context_t context = IdleContexts::of_process().take(depth);
   if (context == nullptr) {
     int opened = ::io_setup(static_cast<int>(depth + 1), &context);
@@ -254,17 +254,17 @@ Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
     }
     if (opened < 0) {
       ::close(wake_fd);
-      return refused("io_setup", -opened);
+      return libaio_refused("io_setup", -opened);
     }
   }
   auto engine = std::make_unique<LibaioEngine>(context, wake_fd, depth);
   // Tries each call once: filters refuse system calls one by one.
   if (const int watched = engine->watch_for_wake(); watched < 0) {
-    return refused("io_submit", -watched);
+    return libaio_refused("io_submit", -watched);
   }
   io_event none{};
   if (const int got = ::io_getevents(context, 0, 1, &none, nullptr); got < 0) {
-    return refused("io_getevents", -got);
+    return libaio_refused("io_getevents", -got);
   }
   return std::unique_ptr<Engine>(std::move(engine));
 }

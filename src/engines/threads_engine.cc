@@ -29,7 +29,8 @@ constexpr unsigned threads_max = 16;
 std::atomic<unsigned> all_threads{0};
 
 // A child has none of them, and destroys no engine of its parent.
-[[maybe_unused]] const int fork_watch = pthread_atfork(nullptr, nullptr, [] { all_threads = 0; });
+[[maybe_unused]] const int thread_fork_watch =
+    pthread_atfork(nullptr, nullptr, [] { all_threads = 0; });
 
 unsigned all_threads_max() noexcept {
   static const unsigned max = std::max(4 * std::thread::hardware_concurrency(), 64U);

@@ -105,7 +105,7 @@ std::mutex& shared_mutex() {
   static constinit std::mutex instance;
   return instance;
 }
-[[maybe_unused]] const int fork_watch = os::hold_during_forks<shared_mutex>();
+[[maybe_unused]] const int ring_fork_watch = os::hold_during_forks<shared_mutex>();
 
 // The buffers that all rings of the process use together. A ring that does nothing else holds them,
 // and the others clone them from it: the kernel pins and charges the memory once. The rings of the
@@ -457,7 +457,7 @@ class UringEngine final : public Engine {
   std::map<unsigned, SharedBuffers::Key> borrowed_;  // by index
 };
 
-Error refused(const char* operation, int code) {
+Error ring_refused(const char* operation, int code) {
   return Error({.operation = operation, .code = code, .hint = why_refused(operation, code)});
 }
 
@@ -475,7 +475,7 @@ int init_ring(io_uring& ring, unsigned entries, unsigned flags) noexcept {
 Status round_trip(unsigned flags) {
   io_uring ring{};
   if (const int opened = init_ring(ring, 1, flags); opened < 0) {
-    return refused("io_uring_setup", -opened);
+    return ring_refused("io_uring_setup", -opened);
   }
   io_uring_probe nothing{};
   const int registered = (flags & IORING_SETUP_R_DISABLED) != 0
@@ -490,8 +490,8 @@ Status round_trip(unsigned flags) {
     if (entered >= 0 && answer == nullptr) entered = -ETIME;
   }
   close_ring(ring);
-  if (registered < 0) return refused("io_uring_register", -registered);
-  if (entered < 0) return refused("io_uring_enter", -entered);
+  if (registered < 0) return ring_refused("io_uring_register", -registered);
+  if (entered < 0) return ring_refused("io_uring_enter", -entered);
   return Nothing{};
 }
 
@@ -506,12 +506,12 @@ Result<std::unique_ptr<Engine>> open_ring(unsigned depth, std::span<const unsign
     opened = init_ring(ring, entries, flags);
     if (opened != -EINVAL) break;
   }
-  if (opened < 0) return refused("io_uring_setup", -opened);
+  if (opened < 0) return ring_refused("io_uring_setup", -opened);
   if ((ring.features & IORING_FEAT_EXT_ARG) == 0) {
     // liburing would mistake the completion of our watch for its own timeout: reap() would sleep
     // for ever.
     close_ring(ring);
-    return refused("io_uring_setup", ENOSYS);
+    return ring_refused("io_uring_setup", ENOSYS);
   }
   if (Status works = round_trip(flags); !works.ok()) {
     close_ring(ring);
@@ -524,7 +524,7 @@ Result<std::unique_ptr<Engine>> open_ring(unsigned depth, std::span<const unsign
   if (wake_fd < 0) {
     const int code = errno;
     close_ring(ring);
-    return refused("eventfd", code);
+    return ring_refused("eventfd", code);
   }
   return std::unique_ptr<Engine>(std::make_unique<UringEngine>(ring, flags, wake_fd, depth));
 }
@@ -538,7 +538,7 @@ Result<std::unique_ptr<Engine>> open_uring_engine(unsigned depth, Polling pollin
   io_uring ring{};
   constexpr unsigned flags = IORING_SETUP_IOPOLL;
   if (const int refusal = init_ring(ring, depth, flags); refusal < 0) {
-    return refused("io_uring_setup", -refusal);
+    return ring_refused("io_uring_setup", -refusal);
   }
   io_uring_ring_dontfork(&ring);
   return make_polling_engine(std::make_unique<UringEngine>(ring, flags, -1, depth),

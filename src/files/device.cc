@@ -328,7 +328,7 @@ constinit std::mutex devices_guard;
 constinit std::map<Number, Device>* devices = nullptr;
 
 std::mutex& devices_mutex() { return devices_guard; }
-[[maybe_unused]] const int fork_watch = os::hold_during_forks<devices_mutex>();
+[[maybe_unused]] const int device_fork_watch = os::hold_during_forks<devices_mutex>();
 
 }  // namespace
 

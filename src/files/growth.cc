@@ -44,7 +44,7 @@ Registry& registry() {
 
 // A fork must not copy the registry while another thread changes it. The operations are the
 // parent's.
-[[maybe_unused]] const int fork_watch =
+[[maybe_unused]] const int growth_fork_watch =
     pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                    [] {
                      registry().growing.clear();

@@ -40,7 +40,7 @@ bool take_all(std::atomic<Number>& used, Number max, Number wanted) noexcept {
 
 // A child has none of the parent's threads, and destroys none of its handles. The first call makes
 // the limits: no fork finds them half made.
-[[maybe_unused]] const int fork_watch =
+[[maybe_unused]] const int share_fork_watch =
     (static_cast<void>(ProcessLimits::of_process()),
      pthread_atfork(nullptr, nullptr, [] { ProcessLimits::of_process().forget(); }));
 

@@ -66,7 +66,7 @@ Trouble& trouble() {
 
 std::mutex& trouble_mutex() { return trouble().mutex; }
 
-[[maybe_unused]] const int fork_watch = os::hold_during_forks<trouble_mutex>();
+[[maybe_unused]] const int trace_fork_watch = os::hold_during_forks<trouble_mutex>();
 
 void note_problem(const std::string& what, int code, const char* why = "") {
   const std::lock_guard lock(trouble().mutex);

@@ -88,7 +88,7 @@ Loaded& loaded() {
 }
 
 std::mutex& loading() { return loaded().mutex; }
-[[maybe_unused]] const int fork_watch = hold_during_forks<loading>();
+[[maybe_unused]] const int cuda_fork_watch = hold_during_forks<loading>();
 
 // Whether somebody has loaded the library. Does not touch the file system.
 bool is_loaded() noexcept {

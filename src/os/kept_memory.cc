@@ -57,7 +57,7 @@ void hold_addresses() noexcept {
   all.mutex.unlock();
 }
 
-[[maybe_unused]] const int fork_watch =
+[[maybe_unused]] const int kept_memory_fork_watch =
     pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); }, hold_addresses);
 
 }  // namespace

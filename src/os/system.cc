@@ -66,7 +66,7 @@ struct NodeMask {
 std::atomic<std::uint64_t> generation{0};
 
 // Counts from the moment the library is loaded, so that no Handle is older than the counter.
-[[maybe_unused]] const int fork_watch =
+[[maybe_unused]] const int generation_fork_watch =
     pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace
