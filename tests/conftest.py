@@ -15,6 +15,7 @@ LONGEST = [
     "command/test_report.py",
     "python/test_lifetime.py",
     "python/test_deepspeed.py",
+    "python/test_larger_than_memory.py",
     "command/test_checkpoint.py",
     "python/test_torch_headers.py",
     "python/test_checkpoint_faults.py",

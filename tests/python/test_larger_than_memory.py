@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 pytest.importorskip("torch")
 
 JOB = Path(__file__).with_name("larger_than_memory_job.py")
