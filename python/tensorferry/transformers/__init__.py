@@ -7,15 +7,24 @@ tokens = model.generate(**prompt)
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._import_watch import ImportWatch
 from ..offload import OffloadedParameters
+from .experts import NAME, register
 from .loading import Loading
 
 __all__ = ["from_pretrained", "weights_of"]
+
+# experts_implementation="tensorferry" also for models that are in memory.
+if "transformers.integrations.moe" in sys.modules:
+    register()
+else:
+    ImportWatch("transformers.integrations.moe", register)
 
 
 def from_pretrained(
@@ -27,6 +36,7 @@ def from_pretrained(
     device: torch.device | str | int = "cpu",
     keep_bytes: int = 64 << 10,
     units: Sequence[type[torch.nn.Module]] | None = None,
+    guess_experts: bool = False,
     **options: Any,
 ) -> Any:
     """Returns what `from_pretrained(path, **options)` of transformers returns, with its weights in
@@ -51,7 +61,11 @@ def from_pretrained(
             )
     if model_class is None:
         model_class = _class_of(path, options)
-    with Loading(device, max_cpu_bytes, max_gpu_bytes, keep_bytes, units) as loading:
+    register()
+    experts = options.get("experts_implementation", NAME) == NAME
+    with Loading(
+        device, max_cpu_bytes, max_gpu_bytes, keep_bytes, units, experts, guess_experts
+    ) as loading:
         model = model_class.from_pretrained(path, **options)
     if loading.weights is None:
         raise RuntimeError(
