@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,10 @@ from ..offload import OffloadedParameters
 from .experts import NAME, register
 from .loading import Loading
 
-__all__ = ["from_pretrained", "weights_of"]
+if TYPE_CHECKING:
+    from .cache import NvmeCache as NvmeCache
+
+__all__ = ["NvmeCache", "from_pretrained", "weights_of"]
 
 # experts_implementation="tensorferry" also for models that are in memory.
 if "transformers.integrations.moe" in sys.modules:
@@ -48,6 +51,9 @@ def from_pretrained(
     by default the layers of the model (its `_no_split_modules`). `options` are those of
     transformers: dtype, attn_implementation, revision and so on. weights_of(model) has stats() and
     close().
+
+    Experts come one by one, when the router has chosen them, unless `options` have an
+    experts_implementation; `guess_experts` also reads those of the last token ahead.
 
     Tensors that transformers stacks or concatenates are read into one weight. What it transposes or
     permutes is computed at each read, which takes the memory of that weight three times meanwhile.
@@ -100,3 +106,13 @@ def _class_of(path: str | os.PathLike[str], options: dict[str, Any]) -> type[Any
         f"the configuration of {os.fspath(path)} names no class of transformers "
         f"({config.architectures}): pass model_class="
     )
+
+
+if not TYPE_CHECKING:  # it would give every name to type checkers
+
+    def __getattr__(name):
+        if name == "NvmeCache":  # its bases are classes of transformers
+            from .cache import NvmeCache
+
+            return NvmeCache
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
