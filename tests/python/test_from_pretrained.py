@@ -129,10 +129,10 @@ def compare(model, expected):
         wanted = first(expected(**given))
         for _ in range(3):
             assert torch.equal(first(model(**given)), wanted)
-    if expected.can_generate() and "input_ids" in given:
+    if expected.can_generate():
+        source = given["input_ids"] if "input_ids" in given else given["input_features"]
         said = [
-            one.generate(given["input_ids"], max_new_tokens=6, do_sample=False)
-            for one in (model, expected)
+            one.generate(source, max_new_tokens=6, do_sample=False) for one in (model, expected)
         ]
         assert torch.equal(*said)
 
