@@ -16,7 +16,7 @@ from benchmarks.figures.paired import row, timed
 from benchmarks.rows.pairs import Target
 
 PASSES = 4
-CONTEXT = 65536  # tokens, of the model with the long context: 8.6 GB of keys and values
+PAST = 65536  # tokens, of the model with the long prompt: 8.6 GB of keys and values
 WHOLE = 1.3  # of keys and values in memory: all of them, with room to grow
 
 
@@ -116,18 +116,18 @@ def model_rows(folder: Path, program: Path, pairs: int) -> None:
 
 
 def _cache_row(folder: Path, program: Path, file: Path, pairs: int) -> None:
-    """Tokens after a long context, half of it on the drive."""
-    config = model_config(layers=32, max_position_embeddings=2 * CONTEXT)
+    """Tokens after a long prompt, half of it on the drive."""
+    config = model_config(layers=32, max_position_embeddings=2 * PAST)
     config.intermediate_size = 1024
     model = made(config)
-    total = 32 * 2 * CONTEXT * 1024 * 2
+    total = 32 * 2 * PAST * 1024 * 2
     moved: dict[float, float] = {}
     word = torch.ones(1, 1, dtype=torch.long, device="cuda")
 
     def generate(share: float) -> float:
         with tensorferry.transformers.NvmeCache(config, folder, int(total * share)) as cache:
             for layer in range(config.num_hidden_layers):
-                size = (2, 1, 8, CONTEXT, 128)
+                size = (2, 1, 8, PAST, 128)
                 states = torch.randn(size, device="cuda", dtype=torch.bfloat16)
                 cache.update(states[0], states[1], layer)
             _repeat(lambda: model(word, past_key_values=cache))

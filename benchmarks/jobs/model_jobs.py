@@ -25,13 +25,13 @@ MODEL = dict(
     num_attention_heads=8, num_key_value_heads=8,
 )  # fmt: skip
 SHARE = 4  # of the weights in memory, one in so many
-# The model with the long context: 1.07 GB of keys and values.
-CONTEXT = 16384
+# The model with the long prompt: 1.07 GB of keys and values.
+PAST = 16384
 LONG = dict(
     vocab_size=1000, hidden_size=512, intermediate_size=1024, num_hidden_layers=16,
-    num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2 * CONTEXT,
+    num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2 * PAST,
 )  # fmt: skip
-CONTEXT_BYTES = 16 * 2 * CONTEXT * 512 * 4
+PAST_BYTES = 16 * 2 * PAST * 512 * 4
 UNTIMED = 2
 
 
@@ -140,15 +140,15 @@ class Tensorferry(Model):
         return super().release()
 
     def generate(self, share: float, repeat: int) -> dict[str, float]:
-        """Tokens after a long context, with this share of its keys and values in memory."""
+        """Tokens after a long prompt, with this share of its keys and values in memory."""
         config = transformers.LlamaConfig(**LONG)
         torch.manual_seed(0)
         model = self.kind(config).eval()
-        limit = int(CONTEXT_BYTES * share)
+        limit = int(PAST_BYTES * share)
         made = self.ferry.NvmeCache(config, self.folder.parent, limit)
         with contextlib.closing(made) as cache:
             for layer in range(config.num_hidden_layers):
-                states = torch.randn(2, 1, 8, CONTEXT, 64)
+                states = torch.randn(2, 1, 8, PAST, 64)
                 cache.update(states[0], states[1], layer)
             word = torch.ones(1, 1, dtype=torch.long)
             before = cache.stats()["read_bytes"]

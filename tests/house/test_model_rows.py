@@ -20,8 +20,8 @@ def jobs(monkeypatch):
 
     small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3)
     monkeypatch.setattr(model_jobs, "MODEL", model_jobs.MODEL | small)
-    monkeypatch.setattr(model_jobs, "CONTEXT", 1024)
-    monkeypatch.setattr(model_jobs, "CONTEXT_BYTES", 16 * 2 * 1024 * 512 * 4)
+    monkeypatch.setattr(model_jobs, "PAST", 1024)
+    monkeypatch.setattr(model_jobs, "PAST_BYTES", 16 * 2 * 1024 * 512 * 4)
     yield model_jobs
     torch.set_grad_enabled(True)
     sys.modules.pop("model_jobs")
@@ -38,8 +38,8 @@ def test_all_sides_run_the_model(tmp_path, jobs, side):
     made.release()
 
 
-def test_a_long_context_is_half_on_the_drive(tmp_path, jobs):
+def test_a_long_past_is_half_on_the_drive(tmp_path, jobs):
     made = jobs.Tensorferry(str(tmp_path))
     half, whole = (made.generate(share=share, repeat=2) for share in (0.5, 1.2))
     assert half["gb_per_second"] > 0 and whole["gb_per_second"] == 0
-    assert half["memory_bytes"] <= jobs.CONTEXT_BYTES // 2
+    assert half["memory_bytes"] <= jobs.PAST_BYTES // 2

@@ -65,10 +65,10 @@ def test_adapters_of_a_checkpoint_learn(tmp_path):
     assert lines[-1].endswith(" 0 bytes written")
 
 
-def test_a_long_context_runs(tmp_path):
+def test_a_long_prompt_runs(tmp_path):
     pytest.importorskip("transformers")
     sizes = ("--layers", 4, "--width", 128, "--prompt", 1100, "--cache", "3M", "--tokens", 4)
-    lines = run(tmp_path, "long_context.py", *sizes).splitlines()
+    lines = run(tmp_path, "long_prompt.py", *sizes).splitlines()
     assert [line.split(":")[0] for line in lines[-2:]] == ["question 1", "question 2"]
     assert all("4 tokens in" in line and " 0 B read" not in line for line in lines[-2:])
 

@@ -184,6 +184,14 @@ def test_a_bias_and_transposed_weights(tmp_path):
             assert weights_of(model).stats()["expert_bytes"] > 0
 
 
+def test_compiled_models_bring_experts_between_graphs(folder):
+    with on_demand(folder) as model, torch.no_grad():
+        expected = model(tokens(5)).logits
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(2):
+            assert torch.equal(compiled(tokens(5)).logits, expected)
+
+
 def test_experts_over_several_devices_are_refused(folder):
     model = in_memory(folder)
     model.model.layers[0].mlp.experts._is_expert_parallel = True

@@ -245,6 +245,11 @@ def test_what_is_not_supported_is_refused(tmp_path):
     with pytest.raises(ValueError, match="device_map= is not supported here: pass device="):
         from_pretrained(tmp_path, device_map="auto")
     config = transformers.AutoConfig.from_pretrained(tmp_path)
+    config.quantization_config = {"quant_method": "bitnet"}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="LlamaForCausalLM is quantized.*transformers itself"):
+        from_pretrained(tmp_path)
+    del config.quantization_config
     config.architectures = ["NoSuchModel"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="NoSuchModel.*pass model_class="):

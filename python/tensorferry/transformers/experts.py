@@ -42,7 +42,6 @@ def attach(module: torch.nn.Module, weights: ExpertWeights) -> None:
     _on_drive[module] = weights
 
 
-@outside_graphs
 def experts_forward(
     module: Any,
     hidden_states: torch.Tensor,
@@ -50,6 +49,17 @@ def experts_forward(
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
     """Computes what the other implementations do, one expert after the other."""
+    computed: torch.Tensor = _forward(module, hidden_states, top_k_index, top_k_weights)
+    return computed
+
+
+@outside_graphs
+def _forward(
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
     if getattr(module, _IS_PARALLEL):
         raise ValueError(
             f'experts_implementation="{NAME}" does not spread experts over several devices: choose '

@@ -1,7 +1,7 @@
 """Generates after a prompt whose keys and values are larger than the memory that they get.
 
-    python examples/long_context.py /mnt/nvme
-    python examples/long_context.py /mnt/nvme --layers 16 --prompt 32768 --cache 256M
+    python examples/long_prompt.py /mnt/nvme
+    python examples/long_prompt.py /mnt/nvme --layers 16 --prompt 32768 --cache 256M
 
 The prompt is computed once and saved; then two questions go on from it, as other programs could. It
 makes a Llama with random weights, so the answers are as random. All that it writes is removed at
