@@ -133,7 +133,7 @@ class NvmeCache(Cache):
         self._memory.close()
         if self._saved is not None:
             self._saved.close()
-        self.layers = []
+        self.layers: list[Any] = []
 
     def __deepcopy__(self, _: object) -> NoReturn:
         raise TypeError(
