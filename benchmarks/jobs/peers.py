@@ -39,6 +39,7 @@ PEERS = [
     Peer("torch", TORCH, with_torch=False),
     Peer("NumPy", ("numpy==2.4.6",), with_torch=False),
     Peer("safetensors", ("safetensors==0.8.0",)),
+    Peer("transformers", ("transformers==5.23.0", "accelerate==1.15.0")),
     Peer("fastsafetensors", ("fastsafetensors==0.5.0",)),
     Peer("runai-model-streamer", ("runai-model-streamer==0.17.0",)),
     Peer(

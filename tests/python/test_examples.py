@@ -56,6 +56,23 @@ def test_inference_from_a_checkpoint_runs(tmp_path):
     assert last.startswith("4 tokens in") and last.endswith(" 0 bytes written")
 
 
+def test_adapters_of_a_checkpoint_learn(tmp_path):
+    pytest.importorskip("peft")
+    text = run(tmp_path, "adapt_checkpoint.py", *SMALL, "--steps", 6)
+    lines = text.splitlines()
+    losses = [float(line.split()[-1]) for line in lines if line.startswith("step")]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert lines[-1].endswith(" 0 bytes written")
+
+
+def test_a_long_prompt_runs(tmp_path):
+    pytest.importorskip("transformers")
+    sizes = ("--layers", 4, "--width", 128, "--prompt", 1100, "--cache", "3M", "--tokens", 4)
+    lines = run(tmp_path, "long_prompt.py", *sizes).splitlines()
+    assert [line.split(":")[0] for line in lines[-2:]] == ["question 1", "question 2"]
+    assert all("4 tokens in" in line and " 0 B read" not in line for line in lines[-2:])
+
+
 @pytest.mark.parametrize("name", ["train_larger_than_memory.py", "infer_larger_than_memory.py"])
 def test_a_missing_path_is_said(tmp_path, name):
     done = subprocess.run(

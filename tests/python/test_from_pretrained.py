@@ -129,10 +129,10 @@ def compare(model, expected):
         wanted = first(expected(**given))
         for _ in range(3):
             assert torch.equal(first(model(**given)), wanted)
-    if expected.can_generate() and "input_ids" in given:
+    if expected.can_generate():
+        source = given["input_ids"] if "input_ids" in given else given["input_features"]
         said = [
-            one.generate(given["input_ids"], max_new_tokens=6, do_sample=False)
-            for one in (model, expected)
+            one.generate(source, max_new_tokens=6, do_sample=False) for one in (model, expected)
         ]
         assert torch.equal(*said)
 
@@ -245,6 +245,11 @@ def test_what_is_not_supported_is_refused(tmp_path):
     with pytest.raises(ValueError, match="device_map= is not supported here: pass device="):
         from_pretrained(tmp_path, device_map="auto")
     config = transformers.AutoConfig.from_pretrained(tmp_path)
+    config.quantization_config = {"quant_method": "bitnet"}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="LlamaForCausalLM is quantized.*transformers itself"):
+        from_pretrained(tmp_path)
+    del config.quantization_config
     config.architectures = ["NoSuchModel"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="NoSuchModel.*pass model_class="):

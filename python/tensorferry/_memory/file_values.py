@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -46,6 +46,32 @@ class Stored(NamedTuple):
         return sum(stretch.nbytes for stretch in self.stretches)
 
 
+def merged(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Makes one of stretches that follow each other in a file."""
+    found: list[Stretch] = []
+    for file, offset, nbytes in stretches:
+        if found and (found[-1].file, found[-1].offset + found[-1].nbytes) == (file, offset):
+            found[-1] = found[-1]._replace(nbytes=found[-1].nbytes + nbytes)
+        else:
+            found.append(Stretch(file, offset, nbytes))
+    return tuple(found)
+
+
+def cut(stretches: Iterable[Stretch], length: int) -> list[list[Stretch]]:
+    """Cuts bytes into parts of this length."""
+    parts: list[list[Stretch]] = []
+    missing = 0
+    for file, offset, nbytes in stretches:
+        while nbytes:
+            if missing == 0:
+                parts.append([])
+                missing = length
+            taken = min(nbytes, missing)
+            parts[-1].append(Stretch(file, offset, taken))
+            offset, nbytes, missing = offset + taken, nbytes - taken, missing - taken
+    return parts
+
+
 class FileValues:
     """The values of a weight in files. If the weight has another dtype or other strides than the
     files, each read converts them."""
@@ -82,6 +108,30 @@ class FileValues:
             self.slot_bytes = page_up(lead + nbytes)
         # Whole pages around the values, so that direct reads need no edges.
         self._in_place = first is not None and lead == first.offset % PAGE
+
+    # --- parts ---
+
+    @property
+    def has_rows(self) -> bool:
+        """Returns whether rows() can read each index of the first dimension by itself."""
+        like = torch.empty(self.size, device="meta")
+        return self._stored.make is None and self.stride == self._stored.stride == like.stride()
+
+    def rows(self) -> list[FileValues]:
+        """Returns the values of each index of the first dimension."""
+        whole, stride = self._stored, self.stride[1:]
+        size = torch.Size(self.size[1:])
+        parts = cut(whole.stretches, size.numel() * whole.dtype.itemsize)
+        return [
+            FileValues(
+                f"{self.name}[{number}]",
+                Stored(whole.dtype, size, stride, merged(part)),
+                self._handle,
+                self.dtype,
+                stride,
+            )
+            for number, part in enumerate(parts)
+        ]
 
     # --- reading ---
 

@@ -27,10 +27,12 @@ class StoredParameter:
     """A parameter on the drive. While its buffer has memory, its values are there, too."""
 
     def __init__(
-        self, param: torch.nn.Parameter, values: Values, buffer: WeightBuffer, offset: int
+        self, param: torch.nn.Parameter | None, values: Values, buffer: WeightBuffer, offset: int
     ) -> None:
-        """`values` are on the drive; their memory begins at byte `offset` of the buffer."""
-        self._param = TensorWeakRef(param)  # does not keep the parameter alive
+        """`values` are on the drive; their memory begins at byte `offset` of the buffer. `param` is
+        None for a part of a parameter, which nobody sees but who asks for its memory."""
+        # Does not keep the parameter alive.
+        self._param = (lambda: None) if param is None else TensorWeakRef(param)
         self.values = values
         self.buffer = buffer
         self.offset = offset
@@ -49,7 +51,8 @@ class StoredParameter:
         self._nothing = torch.zeros((), dtype=self.dtype, device=self.device)
         self._forget_values()
         self.absent = self._nothing.expand(self.size)
-        _stored_parameters[param] = self
+        if param is not None:
+            _stored_parameters[param] = self
 
     # --- what the parameter shows ---
 

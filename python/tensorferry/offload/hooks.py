@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -91,8 +91,11 @@ class ModuleHooks(OnDrive):
         calls: Calls,
         *,
         begins_pass: bool,
+        asks_for_parts: Callable[[], bool] | None = None,
     ) -> None:
-        """`begins_pass`: each call of the module begins a pass over the model."""
+        """`begins_pass`: each call of the module begins a pass over the model. `asks_for_parts`
+        tells whether its calls bring in parts of its units by themselves."""
+        self._asks_for_parts = asks_for_parts
         self._module = module
         self._units = units
         self._residency = residency
@@ -143,7 +146,8 @@ class ModuleHooks(OnDrive):
         # Activation checkpointing calls modules again, in the backward pass.
         if self._begins_pass and torch._C._current_graph_task_id() == -1:
             self._residency.begin_pass()
-        self._residency.use(self._units, at_end)
+        if self._asks_for_parts is None or not self._asks_for_parts():
+            self._residency.use(self._units, at_end)
         device_type = self._residency.device.type
         if torch.is_grad_enabled():
             save_weights(self._residency, at_end)

@@ -16,6 +16,7 @@ from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, is_dense, page_up
 from .._memory.weight_memory import WeightMemory
 from .computed_buffers import compute_buffers
+from .experts import ExpertWeights, Stacks, apart, have_experts
 from .hooks import refuse_other_optimizers
 from .modules import owners, smallest, unit_modules, units_of
 from .offloaded import ONE_UNIT, OffloadedParameters, check_model
@@ -27,6 +28,7 @@ _log = logging.getLogger("tensorferry")
 
 Rename = Mapping[str, str] | Callable[[str], "str | None"]
 _SHOWN = 12  # names in an error
+_ROUNDING = 4 * PAGE  # what a part of a weight may take besides its bytes
 
 
 class Source(NamedTuple):
@@ -78,6 +80,7 @@ class InPlace:
         self._values: dict[Parameter, FileValues] = {}  # by the parameter of the model
         self._buffers: dict[str, FileValues] = {}
         self._undo: list[Callable[[], object]] = []
+        self.experts: dict[Module, ExpertWeights] = {}  # after run()
 
     # --- names ---
 
@@ -151,8 +154,10 @@ class InPlace:
         keep_bytes: int,
         one_unit: tuple[type[Module], ...],
         initialize: Callable[[Module], object] | None,
+        stacks: Stacks | None = None,
     ) -> OffloadedParameters:
-        """Gives the model its weights. If that fails, it has the old ones."""
+        """Gives the model its weights. If that fails, it has the old ones. `stacks` are modules
+        whose experts may come one by one; `experts` has those that can."""
         model, device = self._model, self._device
         try:
             computed = compute_buffers(model, device, initialize)
@@ -160,15 +165,24 @@ class InPlace:
             self._check_attributes()
             values = self._place_parameters()
             modules = list(unit_modules(model, ONE_UNIT + one_unit, set()))
+            modules = list(apart(modules, stacks or ()))
             kept = smallest(model, keep_bytes, max_bytes // 16)
             kept |= {param for param in model.parameters() if param not in values}
             for param in kept & values.keys():
                 param.data = values[param].read_now(device)
             owned = owners(modules, kept)
-            residency = self._residency(owned, values, max_bytes)
+            stacks = {
+                module: asks
+                for module, asks in (stacks or {}).items()
+                if have_experts(owned[module], values)
+            }
+            residency = self._residency(owned, values, max_bytes, stacks)
             self._undo.append(lambda: each(Unit.end, residency.units))
             needs = _needs(modules, owned, values, residency)
-            weights = OffloadedParameters(model, self._files, residency, needs)
+            for module in stacks:
+                on_drive = {param: values[param] for param in owned[module]}
+                self.experts[module] = ExpertWeights(module, on_drive, residency)
+            weights = OffloadedParameters(model, self._files, residency, needs, stacks=stacks)
         except BaseException:
             for undo in reversed(self._undo):
                 undo()
@@ -260,9 +274,20 @@ class InPlace:
         owned: dict[Module, list[Parameter]],
         values: dict[Parameter, FileValues],
         max_bytes: int,
+        stacks: Stacks,
     ) -> Residency:
-        sizes = [sum(values[p].slot_bytes for p in params) for params in owned.values()]
-        limit = min(sum(sizes), max(max_bytes, max(sizes, default=0)))
+        sizes: list[int] = []
+        experts: list[int] = []
+        for module, params in owned.items():
+            size = sum(values[param].slot_bytes for param in params)
+            if module in stacks:
+                count = values[params[0]].size[0]
+                experts += [page_up(-(-size // count)) + len(params) * _ROUNDING] * count
+            else:
+                sizes.append(size)
+        # One of them is in use, beside it an expert, wherever they lie, and the next one is read.
+        least = max(sizes, default=0) + 2 * max(experts, default=0)
+        limit = min(sum(sizes) + sum(experts), max(max_bytes, least))
         on_cpu = self._device.type == "cpu"
         buffers = self._files.take_buffers(page_up(limit) if on_cpu else PAGE)
         return Residency(WeightMemory(buffers, None if on_cpu else GpuPool(self._device, limit)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -56,9 +56,11 @@ class OffloadedParameters(OnDrive):
         needs: dict[torch.nn.Module, list[Unit]],
         kept_bytes: int = 0,
         portion: Portion | None = None,
+        stacks: Mapping[torch.nn.Module, Callable[[], bool]] | None = None,
     ) -> None:
         """`needs` are the units that each module needs, `kept_bytes` those of weights that are not
-        on the drive, `portion` what all of it takes of a budget."""
+        on the drive, `portion` what all of it takes of a budget. `stacks` are modules whose experts
+        may come one by one: see experts.py."""
         self._model = model
         self._store = store
         self._residency = residency
@@ -67,7 +69,14 @@ class OffloadedParameters(OnDrive):
         self._needs: dict[torch.nn.Module, list[Unit]] = {model: [], **needs}
         self._calls = Calls()
         self._hooks = [
-            ModuleHooks(module, units, residency, self._calls, begins_pass=module is model)
+            ModuleHooks(
+                module,
+                units,
+                residency,
+                self._calls,
+                begins_pass=module is model,
+                asks_for_parts=(stacks or {}).get(module),
+            )
             for module, units in self._needs.items()
         ]
 
@@ -106,6 +115,9 @@ class OffloadedParameters(OnDrive):
         - `kept_bytes`: bytes of the weights that stay in memory and are not on the drive.
         - `hits`, `misses`: how often a module found its weights in memory, or had to wait.
         - `overflows`: how often the weights in use at once took more than their memory.
+        - `expert_bytes`: bytes of experts that were chosen, read or found in memory, if they come
+          one by one.
+        - `wasted_bytes`: bytes that were read ahead and dropped before anybody needed them.
         """
         kept = {"kept_bytes": self._kept_bytes}
         return self._store.stats() | self._residency.stats() | kept

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 
 import torch
 
@@ -49,14 +49,17 @@ class Residency:
         self._lock = threading.RLock()
         self._staying: set[Unit] = set()  # from pass to pass
         self._ahead: set[Unit] = set()  # read ahead, and not used since
+        self._late: set[Unit] = set()  # not in memory when they were chosen
         self._ahead_bytes = min(int(memory.nbytes * _AHEAD_SHARE), _AHEAD_BYTES)
         self._misses = 0
         self._hits = 0
         self._overflows = 0
+        self._part_bytes = 0  # of units that are parts, which somebody has used
+        self._wasted_bytes = 0
 
-    def new_unit(self) -> Unit:
-        """Makes a unit without weights."""
-        unit = Unit(WeightBuffer(self._memory), self._unwritten)
+    def new_unit(self, is_part: bool = False, recurs: bool = True) -> Unit:
+        """Makes a unit without weights. What it may be: see Unit."""
+        unit = Unit(WeightBuffer(self._memory), self._unwritten, is_part, recurs)
         self.units.append(unit)
         self._owners[unit.buffer] = unit
         return unit
@@ -119,7 +122,11 @@ class Residency:
                 return None
 
     def _idle(self) -> list[Unit]:
-        return [unit for unit in self.units if unit.memory is not None and unit.users == 0]
+        return [unit for unit in self._resident() if unit.users == 0]
+
+    def _resident(self) -> list[Unit]:
+        """Returns the units that have memory; those that got it first come first."""
+        return [self._owners[buffer] for buffer in self._memory.buffers.values()]
 
     def _evict_one(self, units: list[Unit], later_than: int = -1) -> bool:
         """Evicts the unit that is needed last, of those that are needed more than `later_than` uses
@@ -141,13 +148,12 @@ class Residency:
     def _evict_stretch(self, units: list[Unit], nbytes: int, later_than: int = -1) -> bool:
         """Evicts those of these units that leave `nbytes` bytes in one piece at the least cost, all
         of them needed more than `later_than` uses from now. Returns False if there are none."""
-        resident = [self._owners[buffer] for buffer in self._memory.buffers.values()]
         costs = {
             unit: self._cost(unit, uses)
             for unit in units
             if (uses := self._order.next_use(unit)) > later_than
         }
-        victims = cheapest_stretch(resident, costs, self._memory.addresses, nbytes)
+        victims = cheapest_stretch(self._resident(), costs, self._memory.addresses, nbytes)
         for victim in victims:
             with contextlib.suppress(OSError, RuntimeError):  # it stays, and has failed from now on
                 self._evict(victim)
@@ -160,6 +166,9 @@ class Residency:
 
     def _evict(self, unit: Unit) -> None:
         unit.check_written()
+        if unit in self._ahead:
+            self._ahead.discard(unit)
+            self._wasted_bytes += unit.nbytes
         reads = unit.buffer.reads
         unit.buffer.forget()
         for _, read in reads:  # they hold the memory until they end
@@ -187,27 +196,27 @@ class Residency:
         """Brings a unit in, and starts to read the next ones."""
         self._order.record(unit, len(self.units))
         self._ahead.discard(unit)
+        is_late = unit.memory is None or unit in self._late
+        self._misses += is_late
+        self._hits += not is_late
+        self._late.discard(unit)
         if unit.memory is None:
-            self._misses += 1
             unit.begin(self._take(unit))
-        else:
-            self._hits += 1
         with span("wait for weights"):
             unit.buffer.wait_for_first()  # other reads would take their share of the drive
-        self._bring_ahead(unit)
+        self._bring_ahead(self._order.next_use(unit))
         with span("wait for weights"):
             unit.buffer.wait()
 
-    def _bring_ahead(self, unit: Unit) -> None:
-        """Starts to read the next units that are missing by the order of the last pass, while
-        `unit` is in use.
+    def _bring_ahead(self, latest: int) -> None:
+        """Starts to read the next units that are missing by the order of the last pass. What is in
+        use now is needed again `latest` uses from now.
 
         First it reads as much as keeps the drive busy, and a large unit before the small ones that
         come before it are used up. Then it reads whatever costs nothing: a unit for which none has
         to go but one that would give way in any case, because it is needed later than all that are
         in use until then."""
         waiting: dict[Unit, int] = {}
-        latest = self._order.next_use(unit)
         for ahead, (coming, then) in enumerate(itertools.islice(self._order.ahead(), _AHEAD_USES)):
             if coming.memory is None:
                 enough = max(self._ahead_bytes, coming.nbytes)
@@ -239,6 +248,33 @@ class Residency:
         for unit in units:
             self._enter(unit, replacing)
             at_end.callback(self._leave, unit)
+
+    def choose(self, units: Collection[Unit], of: Container[Unit]) -> None:
+        """Says that these units are used next, in this order, and starts to read them, instead of
+        those that the last pass has used here, all of them `of` the same kind."""
+        with self._lock:
+            self._order.choose(units, of)
+            self._late.update(unit for unit in units if unit.memory is None)
+            self._bring_ahead(latest=0)
+
+    @contextlib.contextmanager
+    def using(self, unit: Unit) -> Iterator[torch.Tensor]:
+        """Holds a unit that is a part in memory. Yields its memory."""
+        with self._lock:
+            unit.users += 1
+            try:
+                self._bring(unit)
+                unit.buffer.note_use()
+                self._part_bytes += sum(stored.nbytes for stored in unit.parameters)
+            except BaseException:
+                unit.users -= 1
+                raise
+        try:
+            yield unit.buffer.held
+        finally:
+            with self._lock:
+                unit.users -= 1
+                self._give_up(unit)
 
     def adopt(self, unit: Unit, empty: Collection[torch.nn.Parameter]) -> None:
         """Gives a new unit memory and the values of its parameters; those in `empty` have none."""
@@ -308,11 +344,12 @@ class Residency:
 
     def values(self) -> dict[Unit, list[torch.Tensor]]:
         """Returns copies of all weights. After this call no unit needs to be written."""
-        only_here = [unit for unit in self.units if unit.has_failed()]
+        whole = [unit for unit in self.units if not unit.is_part]
+        only_here = [unit for unit in whole if unit.has_failed()]
         for unit in only_here:
             unit.users += 1  # so that the others do not evict it
         try:
-            values = {unit: self.values_of(unit) for unit in self.units}
+            values = {unit: self.values_of(unit) for unit in whole}
         finally:
             for unit in only_here:
                 unit.users -= 1
@@ -359,9 +396,11 @@ class Residency:
 
     def stats(self) -> dict[str, int]:
         return {
-            "weight_bytes": sum(unit.nbytes for unit in self.units),
-            "resident_bytes": sum(unit.nbytes for unit in self.units if unit.memory is not None),
+            "weight_bytes": sum(unit.nbytes for unit in self.units if not unit.is_part),
+            "resident_bytes": sum(unit.nbytes for unit in self._resident()),
             "hits": self._hits,
             "misses": self._misses,
             "overflows": self._overflows,
+            "expert_bytes": self._part_bytes,
+            "wasted_bytes": self._wasted_bytes,
         }

@@ -17,8 +17,18 @@ from .._memory.weight_memory import WeightBuffer
 class Unit:
     """The weights of a module. They lie in one buffer and are read, shown and written together."""
 
-    def __init__(self, buffer: WeightBuffer, unwritten: Unwritten) -> None:
-        """The unit adds itself to `unwritten` when its memory becomes newer than the drive."""
+    def __init__(
+        self,
+        buffer: WeightBuffer,
+        unwritten: Unwritten,
+        is_part: bool = False,
+        recurs: bool = True,
+    ) -> None:
+        """The unit adds itself to `unwritten` when its memory becomes newer than the drive.
+        `is_part`: another unit has its weights, too. `recurs`: what uses it in a pass is expected
+        to use it in the next."""
+        self.is_part = is_part
+        self.recurs = recurs
         self.buffer = buffer
         self.parameters: list[StoredParameter] = []
         self.nbytes = 0
@@ -31,8 +41,8 @@ class Unit:
         self._failure: Exception | None = None  # of a write that could not begin
         self._unwritten = unwritten
 
-    def add(self, param: torch.nn.Parameter, values: Values) -> None:
-        """Adds a parameter, whose values are on the drive."""
+    def add(self, param: torch.nn.Parameter | None, values: Values) -> None:
+        """Adds a parameter, or a part of one, whose values are on the drive."""
         stored = StoredParameter(param, values, self.buffer, self.nbytes)
         self.nbytes += values.slot_bytes
         self.parameters.append(stored)

@@ -7,15 +7,27 @@ tokens = model.generate(**prompt)
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._import_watch import ImportWatch
 from ..offload import OffloadedParameters
+from .experts import NAME, register
 from .loading import Loading
 
-__all__ = ["from_pretrained", "weights_of"]
+if TYPE_CHECKING:
+    from .cache import NvmeCache as NvmeCache
+
+__all__ = ["NvmeCache", "from_pretrained", "weights_of"]
+
+# experts_implementation="tensorferry" also for models that are in memory.
+if "transformers.integrations.moe" in sys.modules:
+    register()
+else:
+    ImportWatch("transformers.integrations.moe", register)
 
 
 def from_pretrained(
@@ -27,6 +39,7 @@ def from_pretrained(
     device: torch.device | str | int = "cpu",
     keep_bytes: int = 64 << 10,
     units: Sequence[type[torch.nn.Module]] | None = None,
+    guess_experts: bool = False,
     **options: Any,
 ) -> Any:
     """Returns what `from_pretrained(path, **options)` of transformers returns, with its weights in
@@ -38,6 +51,9 @@ def from_pretrained(
     by default the layers of the model (its `_no_split_modules`). `options` are those of
     transformers: dtype, attn_implementation, revision and so on. weights_of(model) has stats() and
     close().
+
+    Experts come one by one, when the router has chosen them, unless `options` have an
+    experts_implementation; `guess_experts` also reads those of the last token ahead.
 
     Tensors that transformers stacks or concatenates are read into one weight. What it transposes or
     permutes is computed at each read, which takes the memory of that weight three times meanwhile.
@@ -51,7 +67,11 @@ def from_pretrained(
             )
     if model_class is None:
         model_class = _class_of(path, options)
-    with Loading(device, max_cpu_bytes, max_gpu_bytes, keep_bytes, units) as loading:
+    register()
+    experts = options.get("experts_implementation", NAME) == NAME
+    with Loading(
+        device, max_cpu_bytes, max_gpu_bytes, keep_bytes, units, experts, guess_experts
+    ) as loading:
         model = model_class.from_pretrained(path, **options)
     if loading.weights is None:
         raise RuntimeError(
@@ -86,3 +106,13 @@ def _class_of(path: str | os.PathLike[str], options: dict[str, Any]) -> type[Any
         f"the configuration of {os.fspath(path)} names no class of transformers "
         f"({config.architectures}): pass model_class="
     )
+
+
+if not TYPE_CHECKING:  # it would give every name to type checkers
+
+    def __getattr__(name):
+        if name == "NvmeCache":  # its bases are classes of transformers
+            from .cache import NvmeCache
+
+            return NvmeCache
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._memory.file_values import Stored, Stretch
+from .._memory.file_values import Stored, cut, merged
 from ..offload.in_place import Source
 from ..offload.stored_files import StoredFiles
 
@@ -199,8 +199,8 @@ def _joined(tensors: Sequence[Lying], dim: int = 0) -> Lying:
     lengths = [tensor.stored.nbytes // max(outer, 1) for tensor in tensors]
     if outer * len(tensors) > _PARTS and outer > 1 and min(lengths) < _PART_BYTES:
         raise NotScattered
-    parts = [_cut(tensor.stored.stretches, length) for tensor, length in zip(tensors, lengths)]
-    stretches = _merged(
+    parts = [cut(tensor.stored.stretches, length) for tensor, length in zip(tensors, lengths)]
+    stretches = merged(
         [stretch for number in range(outer) for part in parts for stretch in part[number]]
     )
     size = list(first.size)
@@ -223,42 +223,16 @@ def _split(tensor: Lying, sizes: int | Sequence[int], dim: int = 0) -> list[Lyin
     unit = whole.nbytes // max(outer * whole.size[dim], 1)  # bytes of one index of the dimension
     if outer > _PARTS and unit * min(sizes) < _PART_BYTES:
         raise NotScattered
-    rows = [_cut(row, unit) for row in _cut(whole.stretches, unit * whole.size[dim])]
+    rows = [cut(row, unit) for row in cut(whole.stretches, unit * whole.size[dim])]
     made, at = [], 0
     for length in sizes:
         parts = [part for row in rows for index in row[at : at + length] for part in index]
         size = torch.Size([*whole.size[:dim], length, *whole.size[dim + 1 :]])
-        made.append(Lying(Stored(whole.dtype, size, _row_major(size), _merged(parts))))
+        made.append(Lying(Stored(whole.dtype, size, _row_major(size), merged(parts))))
         at += length
     return made
-
-
-def _merged(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
-    """Makes one of stretches that follow each other in a file."""
-    found: list[Stretch] = []
-    for file, offset, nbytes in stretches:
-        if found and (found[-1].file, found[-1].offset + found[-1].nbytes) == (file, offset):
-            found[-1] = found[-1]._replace(nbytes=found[-1].nbytes + nbytes)
-        else:
-            found.append(Stretch(file, offset, nbytes))
-    return tuple(found)
 
 
 def _row_major(size: torch.Size) -> tuple[int, ...]:
     stride: tuple[int, ...] = torch.empty(size, device="meta").stride()
     return stride
-
-
-def _cut(stretches: Sequence[Stretch], length: int) -> list[list[Stretch]]:
-    """Cuts bytes into parts of this length."""
-    parts: list[list[Stretch]] = []
-    missing = 0
-    for file, offset, nbytes in stretches:
-        while nbytes:
-            if missing == 0:
-                parts.append([])
-                missing = length
-            taken = min(nbytes, missing)
-            parts[-1].append(Stretch(file, offset, taken))
-            offset, nbytes, missing = offset + taken, nbytes - taken, missing - taken
-    return parts

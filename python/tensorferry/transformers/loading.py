@@ -15,6 +15,7 @@ from ..offload.in_place import InPlace
 from ..offload.places import place_of
 from ..offload.stored_files import StoredFiles
 from .conversions import converted_sources
+from .experts import NAME, attach, expert_modules, is_chosen
 
 
 class _Active(threading.local):
@@ -36,7 +37,12 @@ class Loading:
         max_gpu_bytes: int | None,
         keep_bytes: int,
         units: Sequence[type[torch.nn.Module]] | None,
+        experts: bool,
+        guess_experts: bool,
     ) -> None:
+        """`experts`: those of a module come one by one, if they can."""
+        self._experts = experts
+        self._guess_experts = guess_experts
         self._place = (device, max_cpu_bytes, max_gpu_bytes)
         self._keep_bytes = keep_bytes
         self._units = units
@@ -67,10 +73,22 @@ class Loading:
             in_place = InPlace(model, files, sources, device, lambda name, _: dtypes[name])
             in_place.match(missing_is_error=True, extra_is_error=False)
             units = _layers_of(model) if self._units is None else tuple(self._units)
-            self.weights = in_place.run(max_bytes, self._keep_bytes, units, None)
+            stacks = self._stacks(model)
+            self.weights = in_place.run(max_bytes, self._keep_bytes, units, None, stacks)
+            for module, weights in in_place.experts.items():
+                weights.guess(self._guess_experts)
+                attach(module, weights)
         except BaseException:
             files.close()
             raise
+
+    def _stacks(self, model: Any) -> dict[torch.nn.Module, Callable[[], bool]]:
+        """Makes transformers ask for single experts, if they are to come one by one. Returns the
+        modules that have some."""
+        modules = expert_modules(model) if self._experts else []
+        if modules:
+            model.set_experts_implementation(NAME)
+        return {module: functools.partial(is_chosen, module) for module in modules}
 
 
 def _layers_of(model: torch.nn.Module) -> tuple[type[torch.nn.Module], ...]:

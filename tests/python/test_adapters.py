@@ -1,0 +1,193 @@
+"""Adapters of peft on weights that stay in their checkpoint: the numbers of the same training with
+the weights in memory, with each trainer that people use."""
+
+import contextlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+import tensorferry.optim
+from tensorferry.transformers import from_pretrained, weights_of
+
+WORDS, STEPS = 200, 4
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path, max_shard_size="200KB")
+    return path
+
+
+def with_adapters(model):
+    torch.manual_seed(1)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+    )
+    return peft.get_peft_model(model, config)
+
+
+def adapters(model):
+    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def batches(count=STEPS):
+    made = torch.Generator().manual_seed(2)
+    return [torch.randint(3, WORDS, (2, 10), generator=made) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def both(folder):
+    """The model with its weights in the files, and in memory, with the same new adapters."""
+    model = from_pretrained(folder, 160 << 10, keep_bytes=512)
+    expected = transformers.LlamaForCausalLM.from_pretrained(folder)
+    weights = weights_of(model)
+    yield with_adapters(model), with_adapters(expected)
+    stats = weights.stats()
+    assert stats["written_bytes"] == 0 and stats["read_bytes"] > 2 * stats["weight_bytes"]
+    weights.close()
+
+
+def compare(model, expected):
+    mine, wanted = adapters(model), adapters(expected)
+    assert mine.keys() == wanted.keys()
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+    assert any(value.abs().sum() > 0 for name, value in mine.items() if "lora_B" in name)
+
+
+def trained(model, optimizer):
+    model.train()
+    losses = []
+    for words in batches():
+        loss = model(input_ids=words, labels=words).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("checkpointing", [None, False, True], ids=["", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("ours", [False, True], ids=["torch", "tensorferry"])
+def test_adapters_train_on_weights_in_files(tmp_path, folder, ours, checkpointing):
+    with both(folder) as (model, expected):
+        for one in (model, expected):
+            if checkpointing is not None:
+                one.enable_input_require_grads()
+                one.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+        losses = trained(expected, torch.optim.AdamW(expected.parameters(), lr=1e-2, fused=True))
+        if ours:
+            optimizer = tensorferry.optim.AdamW(
+                [p for p in model.parameters() if p.requires_grad], lr=1e-2, nvme_path=tmp_path
+            )
+            with contextlib.closing(optimizer):
+                assert trained(model, optimizer) == losses
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+            assert trained(model, optimizer) == losses
+        compare(model, expected)
+        assert losses[-1] != losses[0]
+
+
+def test_adapters_are_saved_and_merged(tmp_path, folder):
+    base = from_pretrained(folder, 160 << 10)
+    model = with_adapters(base)
+    expected = with_adapters(transformers.LlamaForCausalLM.from_pretrained(folder))
+    for one in (model, expected):
+        trained(one, torch.optim.AdamW(one.parameters(), lr=1e-2, fused=True))
+    model.save_pretrained(tmp_path / "adapters")
+    again = from_pretrained(folder, 160 << 10)
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path / "adapters").eval()
+    words = batches(1)[0]
+    with torch.no_grad():
+        assert torch.equal(loaded(words).logits, expected.eval()(words).logits)
+        with pytest.raises(RuntimeError):  # the files stay as they are
+            loaded.merge_adapter()
+            loaded(words)
+    weights_of(again).close()
+    weights_of(base).close(restore=True)
+    for name, one in (("ours", model), ("theirs", expected)):
+        one.merge_and_unload().save_pretrained(tmp_path / name)
+    mine, theirs = (
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path / name).state_dict()
+        for name in ("ours", "theirs")
+    )
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_the_trainer_of_transformers(tmp_path, folder):
+    pytest.importorskip("accelerate")
+
+    def train(model):
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path / "trainer", use_cpu=True, max_steps=STEPS, logging_steps=1,
+            per_device_train_batch_size=2, save_strategy="no", report_to=[], disable_tqdm=True,
+            seed=3, gradient_checkpointing=True, learning_rate=1e-2,
+        )  # fmt: skip
+        rows = [{"input_ids": row, "labels": row} for words in batches() for row in words]
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    with both(folder) as (model, expected):
+        assert train(model) == train(expected)
+        compare(model, expected)
+
+
+def test_the_loop_of_accelerate(folder):
+    accelerate = pytest.importorskip("accelerate")
+
+    def train(model):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        loader = torch.utils.data.DataLoader(torch.cat(batches()), batch_size=2)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        model.train()
+        for words in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(input_ids=words, labels=words).loss)
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with both(folder) as (model, expected):
+        train(model)
+        train(expected)
+        compare(model, expected)
+
+
+def test_lightning(tmp_path, folder):
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def training_step(self, words, _):
+            return self.model(input_ids=words, labels=words).loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
+
+    def train(model):
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_steps=STEPS, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(Module(model), torch.utils.data.DataLoader(torch.cat(batches()), batch_size=2))
+
+    with both(folder) as (model, expected):
+        train(model)
+        train(expected)
+        compare(model, expected)
