@@ -90,8 +90,8 @@ std::size_t ClaimQueue::claim_by_class(Worker& worker, std::span<Claim> out, Bou
   };
   // Nothing starves: one that was passed over long enough comes first.
   const auto in_its_turn = [&](Priority priority, std::size_t& passed_over) {
-    if (passed_over >= passed_over_max) (void)claim_up_to(priority, 1);
-    if (passed_over >= passed_over_max || of(priority).empty()) passed_over = 0;
+    const bool claimed = passed_over >= passed_over_max && claim_up_to(priority, 1) > 0;
+    if (claimed || of(priority).empty()) passed_over = 0;
   };
   in_its_turn(Priority::background, background_passed_over_);
   in_its_turn(Priority::normal, normal_passed_over_);

@@ -22,14 +22,14 @@ constexpr nanoseconds rate_slack = milliseconds(20);
 constexpr nanoseconds urgent_linger = std::chrono::seconds(1);
 constexpr nanoseconds normal_linger = milliseconds(20);
 
-// An urgent request that takes longer than so many times the shortest of late suffers.
-constexpr std::uint64_t suffers_from = 4;
+// An urgent request suffers if it takes longer than 2.5 times the shortest of late.
+constexpr std::uint64_t suffers_from_halves = 5;
 // How much the limit falls with one that suffers and rises with one that does not: of about 100
 // urgent requests one suffers when both are in balance.
 constexpr std::uint64_t fall_divisor = 8;
 constexpr std::uint64_t rise_divisor = 800;
 // The shortest time rises slowly, so that a time that was an exception is forgotten.
-constexpr std::uint64_t forget_divisor = 512;
+constexpr std::uint64_t forget_divisor = 16384;
 
 std::int64_t since_epoch(Governor::Clock::time_point time) noexcept {
   return duration_cast<nanoseconds>(time.time_since_epoch()).count();
@@ -132,8 +132,8 @@ void Governor::adapt(std::atomic<std::uint64_t>& shortest, std::uint64_t took) n
   shortest.store(known + known / forget_divisor, std::memory_order_relaxed);
   if (under_way() == 0) return;  // the background has no part in it
   const std::uint64_t limit = limit_.load(std::memory_order_relaxed);
-  const std::uint64_t next =
-      took > suffers_from * known ? limit - limit / fall_divisor : limit + limit / rise_divisor;
+  const std::uint64_t next = 2 * took > suffers_from_halves * known ? limit - limit / fall_divisor
+                                                                    : limit + limit / rise_divisor;
   limit_.store(std::clamp(next, limit_min, limit_max), std::memory_order_relaxed);
 }
 

@@ -9,6 +9,7 @@
 
 #include "handle/governor.h"
 #include "handle/handle_fixture.h"
+#include "support/child.h"
 
 namespace tensorferry::handle {
 namespace {
@@ -136,6 +137,16 @@ TEST(Governors, are_one_for_each_drive) {
   EXPECT_NE(&Governor::of("1:1"), &Governor::of("1:2"));
 }
 
+TEST(Governors, begin_anew_in_a_child_of_fork) {
+  Governor& governor = Governor::of("forked");
+  governor.background_begins(MiB);
+  const auto child = support::run_in_child(
+      [&] { return governor.under_way() == 0 ? std::string() : "it has the parent's bytes"; });
+  EXPECT_TRUE(child.passed()) << child;
+  EXPECT_EQ(governor.under_way(), MiB);
+  governor.background_ends(MiB);
+}
+
 // --- The order of blocks -----------------------------------------------------------------------
 
 class Classes : public GateTest {
@@ -188,8 +199,8 @@ TEST_F(Classes, urgent_goes_before_normal_before_background) {
 
 TEST_F(Classes, no_class_starves) {
   const std::string order = submitted({{'b', 2, background}, {'n', 2, normal}, {'u', 60, urgent}});
-  EXPECT_EQ(order, std::string(16, 'u') + "bn" + std::string(15, 'u') + "bun" +
-                       std::string(60 - 16 - 15 - 1, 'u'));
+  const std::string turn = std::string(16, 'u') + "bn";
+  EXPECT_EQ(order, turn + turn + std::string(60 - 32, 'u'));
 }
 
 TEST_F(Classes, operations_without_one_take_that_of_the_scope_and_then_of_the_handle) {

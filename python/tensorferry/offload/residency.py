@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 import torch
 
+from .._core import PriorityScope
 from .._memory.reading import OlderValues
 from .._memory.spreading import spread
 from .._memory.stored_parameter import StoredParameter
@@ -187,15 +188,15 @@ class Residency:
         """Brings a unit in, and starts to read the next ones."""
         self._order.record(unit, len(self.units))
         self._ahead.discard(unit)
-        if unit.memory is None:
-            self._misses += 1
-            unit.begin(self._take(unit))
-        else:
-            self._hits += 1
-        with span("wait for weights"):
+        with PriorityScope("urgent"), span("wait for weights"):
+            if unit.memory is None:
+                self._misses += 1
+                unit.begin(self._take(unit))
+            else:
+                self._hits += 1
             unit.buffer.wait_for_first()  # other reads would take their share of the drive
         self._bring_ahead(unit)
-        with span("wait for weights"):
+        with PriorityScope("urgent"), span("wait for weights"):
             unit.buffer.wait()
 
     def _bring_ahead(self, unit: Unit) -> None:
