@@ -122,8 +122,10 @@ std::size_t ClaimQueue::claim_of(Priority priority, Worker& worker, std::span<Cl
   };
   return claim_from(legs, worker, out, may_claim, [&](Claim& claim) {
     const std::uint64_t bytes = claim.step == nullptr ? claim.block.bytes : 0;
-    of_class.charge(bytes, now);
-    if (rate_ != nullptr) rate_->charge(bytes, now);
+    if (bounds == Bounds::kept) {
+      of_class.charge(bytes, now);
+      if (rate_ != nullptr) rate_->charge(bytes, now);
+    }
     if (!background) return;
     claim.background_bytes = static_cast<std::uint32_t>(std::max(bytes, charge_min));
     background_.begins(claim.background_bytes);

@@ -16,6 +16,8 @@ using std::chrono::nanoseconds;
 
 // A worker that comes this late to a block that was due has not lost the time.
 constexpr nanoseconds rate_slack = milliseconds(20);
+// A block never takes longer than this: a year.
+constexpr double charge_seconds_max = 3e7;
 
 // For so long after a request others count as using the drive. Urgent ones are few, and the next
 // should not find the drive's queue full.
@@ -68,8 +70,8 @@ Rate::Clock::duration Rate::due_in(Clock::time_point now) const noexcept {
 void Rate::charge(std::uint64_t bytes, Clock::time_point now) noexcept {
   const std::uint64_t rate = get();
   if (rate == 0) return;
-  const auto takes =
-      static_cast<std::int64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(rate));
+  const double seconds = static_cast<double>(bytes) / static_cast<double>(rate);
+  const auto takes = static_cast<std::int64_t>(std::min(seconds, charge_seconds_max) * 1e9);
   const std::int64_t earliest = since_epoch(now) - rate_slack.count();
   std::int64_t before = next_.load();
   while (!next_.compare_exchange_weak(before, std::max(before, earliest) + takes)) {

@@ -154,3 +154,24 @@ def test_a_swap_space_takes_the_priority_of_the_scope(tmp_path):
         buffer = bytearray(len(data))
         space.get("t", buffer).wait()  # from the memory that is being written
         assert put.wait() == len(data)
+
+
+def test_weights_that_a_module_waits_for_are_urgent(tmp_path):
+    torch = pytest.importorskip("torch")
+    import tensorferry.offload
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6)))
+    given = torch.ones(1, 512)
+    with torch.no_grad():
+        wanted = model(given)
+        # Blocks are small, so that a rate holds back most of a weight.
+        settings = {"keep_bytes": 0, "block_bytes": 4 * KIB}
+        with tensorferry.offload.parameters(model, tmp_path, 3 << 20, **settings) as weights:
+            model(given)
+            tensorferry.set_rate("normal", 1)
+            try:
+                for _ in range(2):  # what was read ahead is raised when its module waits for it
+                    assert torch.equal(model(given), wanted)
+            finally:
+                tensorferry.set_rate("normal", None)
+            assert weights.stats()["read_bytes"] > 0

@@ -188,13 +188,14 @@ class Residency:
         """Brings a unit in, and starts to read the next ones."""
         self._order.record(unit, len(self.units))
         self._ahead.discard(unit)
-        with PriorityScope("urgent"), span("wait for weights"):
+        with PriorityScope("urgent"):  # somebody waits
             if unit.memory is None:
                 self._misses += 1
                 unit.begin(self._take(unit))
             else:
                 self._hits += 1
-            unit.buffer.wait_for_first()  # other reads would take their share of the drive
+            with span("wait for weights"):
+                unit.buffer.wait_for_first()  # other reads would take their share of the drive
         self._bring_ahead(unit)
         with PriorityScope("urgent"), span("wait for weights"):
             unit.buffer.wait()
