@@ -4,6 +4,7 @@ drive to the write; what the write loses, it loses to being held back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -106,7 +107,9 @@ def class_rows(bench: Bench) -> list[Row]:
 
 def class_curves(bench: Bench) -> list[Curve]:
     jobs = ClassJobs(bench)
-    lines = {f"reads of {size_text(size)}": partial(jobs.p99_at_share, size) for size in SMALL}
+    lines: dict[str, Callable[[int], float]] = {
+        f"reads of {size_text(size)}": partial(jobs.p99_at_share, size) for size in SMALL
+    }
     return [
         Curve(
             "p99 of urgent reads by what a background write may move",
