@@ -318,8 +318,8 @@ class PriorityScope:
     """
     Gives what a thread starts, and what it waits for, a priority.
 
-    Inside `with`, operations that this thread starts have the priority, unless their call names another;
-    and what this thread waits for is raised to it. Scopes nest.
+    Inside `with`, operations that this thread starts have the priority, unless their call names
+    another; and what this thread waits for is raised to it. Scopes nest.
 
     >>> import tensorferry
     >>> with tensorferry.Handle() as handle, tensorferry.PriorityScope("background"):

@@ -391,7 +391,7 @@ TEST_F(Classes, threads_of_all_classes_get_the_right_bytes) {
   Handle second({.priority = background});
   std::atomic<std::uint64_t> rounds{0};
   Users users(6, [&](std::size_t user) {
-    return [&, user, dice = Dice(user)]() mutable -> std::string {
+    return [&, dice = Dice(user)]() mutable -> std::string {
       const auto priority = static_cast<Priority>(dice.below(3));
       const std::size_t begin = dice.below(60);
       const std::size_t blocks = dice.between(1, 64 - begin);
