@@ -29,6 +29,7 @@ from benchmarks.jobs.progress import Progress
 from benchmarks.report import page, publish, results
 from benchmarks.rows.bench import IN_FLIGHT_BYTES_MAX, Bench
 from benchmarks.rows.checkpoint_rows import checkpoint_rows
+from benchmarks.rows.class_rows import class_curves, class_rows
 from benchmarks.rows.copy_rows import copy_rows
 from benchmarks.rows.curves import Curve, curves, million
 from benchmarks.rows.drive_rows import drive_rows
@@ -189,6 +190,7 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
     """The rows to measure; with --quick without those that take minutes to set up."""
     rows = drive_rows(bench)
     rows += scale_rows(bench)
+    rows += class_rows(bench)
     rows += peer_rows(bench, peers)
     rows += checkpoint_rows(bench, peers)
     rows += import_rows(peers)
@@ -217,7 +219,7 @@ def draw(
     of a million operations, with their pairs."""
     if options.rows:
         return []
-    for curve in [] if options.quick else curves(bench):
+    for curve in [] if options.quick else [*curves(bench), *class_curves(bench)]:
         progress.step(curve.title)
         try:
             curve.measure(ROUNDS, progress)

@@ -48,6 +48,7 @@ class Sample:
     cpu_seconds_per_gb: float = 0.0
     call_us_median: float = 0.0
     call_us_mean: float = 0.0
+    call_us_p99: float = 0.0
     open_close_us: float = 0.0
     repetition_seconds: float = 0.0
     memory_bytes: float = 0.0

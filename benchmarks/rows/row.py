@@ -73,6 +73,10 @@ def call(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.call_us_median, other.call_us_median
 
 
+def call_p99(ours: Sample, other: Sample) -> tuple[float, float]:
+    return ours.call_us_p99, other.call_us_p99
+
+
 def seconds(ours: Sample, other: Sample) -> tuple[float, float]:
     return ours.repetition_seconds, other.repetition_seconds
 

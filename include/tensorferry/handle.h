@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "tensorferry/file.h"
 #include "tensorferry/operation.h"
 #include "tensorferry/options.h"
+#include "tensorferry/priority.h"
 #include "tensorferry/stats.h"
 
 namespace tensorferry {
@@ -72,38 +74,45 @@ class TENSORFERRY_EXPORT Handle {
   // the end of the file are cut off again, and no others. Writes that run at the same time must not
   // overlap in the file. If a process is killed during a write, the file may end in zeros, because
   // the end of the file moves before the bytes arrive.
+  //
+  // `priority`: without one, that of the thread's PriorityScope, else that of the handle.
   Operation read(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
-                 CudaStream stream = {});
+                 CudaStream stream = {}, std::optional<Priority> priority = {});
   Operation read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,
-                 CudaStream stream = {});
+                 CudaStream stream = {}, std::optional<Priority> priority = {});
   Operation write(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
-                  Durability durability = Durability::none, CudaStream stream = {});
+                  Durability durability = Durability::none, CudaStream stream = {},
+                  std::optional<Priority> priority = {});
   Operation write(std::span<const std::byte> memory, const std::string& path,
                   std::uint64_t offset = 0, Durability durability = Durability::none,
-                  CudaStream stream = {});
+                  CudaStream stream = {}, std::optional<Priority> priority = {});
 
   // Start many transfers as one operation. Neighbours in one file share requests, and read_many
   // moves over gaps of a few KiB between them. write_many throws Error (EINVAL) if its transfers
   // overlap; it syncs all files at once, then each directory once.
-  Operation read_many(std::span<const ReadTransfer> transfers);
+  Operation read_many(std::span<const ReadTransfer> transfers,
+                      std::optional<Priority> priority = {});
   Operation write_many(std::span<const WriteTransfer> transfers,
-                       Durability durability = Durability::none);
+                       Durability durability = Durability::none,
+                       std::optional<Priority> priority = {});
 
   // Block until the transfer is done, or throw its Error. The calling thread makes a small transfer
   // itself.
   void read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset = 0,
-                CudaStream stream = {});
+                CudaStream stream = {}, std::optional<Priority> priority = {});
   void read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset = 0,
-                CudaStream stream = {});
+                CudaStream stream = {}, std::optional<Priority> priority = {});
   void write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset = 0,
-                 Durability durability = Durability::none, CudaStream stream = {});
+                 Durability durability = Durability::none, CudaStream stream = {},
+                 std::optional<Priority> priority = {});
   void write_now(std::span<const std::byte> memory, const std::string& path,
                  std::uint64_t offset = 0, Durability durability = Durability::none,
-                 CudaStream stream = {});
+                 CudaStream stream = {}, std::optional<Priority> priority = {});
 
   // Makes all writes to `file` durable that were done() before this call. A failed sync is never
   // retried.
-  Operation sync(const File& file, Durability durability = Durability::data);
+  Operation sync(const File& file, Durability durability = Durability::data,
+                 std::optional<Priority> priority = {});
 
   // Accepts no new operations, finishes accepted writes and syncs, cancels the reads (or finishes
   // them too), blocks until the kernel has released every buffer, and ends the workers. Gives up

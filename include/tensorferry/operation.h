@@ -37,7 +37,8 @@ class [[nodiscard]] TENSORFERRY_EXPORT Operation {
     Clock::time_point finished;  // the last byte arrived, or the error
   };
 
-  // Blocks until the operation is done. Throws its Error if it failed or was cancelled.
+  // Blocks until the operation is done. Throws its Error if it failed or was cancelled. Waiting
+  // raises it to the priority of the calling thread, if that is higher (see Priority).
   void wait() const;
 
   // The same with a deadline. Returns false if that passes first; the operation goes on.

@@ -58,6 +58,19 @@ enum class Polling : std::uint8_t { off, submission, completion };
 // opened. Of several hard links `full` makes the one durable by which the file was opened.
 enum class Durability : std::uint8_t { none, data, full };
 
+// The class of an operation. Workers take urgent operations before normal ones, and these before
+// those in the background. While urgent or normal operations use a drive, the bytes that all
+// handles of the process have under way in the background on it are limited: to between 1 and
+// 32 MiB, so that few urgent requests take much longer than on an idle drive.
+//
+// Nothing starves. After 16 blocks of higher classes the workers of a handle take one of a class
+// that waits; and a handle that has nothing else to do always has one request in the background
+// under way on each drive.
+//
+// Who waits for an operation raises it to the priority of the waiting thread (see PriorityScope);
+// without a scope, to that of the operation's handle.
+enum class Priority : std::uint8_t { urgent, normal, background };
+
 // What closing a Handle does with its reads. It finishes writes either way.
 enum class OpenReads : std::uint8_t { cancel, finish };
 
@@ -87,6 +100,13 @@ struct HandleOptions {
 
   // Not `off`: `automatic` is io_uring or an error.
   Polling polling = Polling::off;
+
+  // Of operations whose call names no other, on threads without a PriorityScope.
+  Priority priority = Priority::normal;
+  // How many bytes all operations of the handle together may move in a second; 0: no limit. Once
+  // the handle closes, neither this nor the rate of a class holds: it finishes its writes at the
+  // speed of the drive.
+  std::uint64_t rate = 0;
 };
 
 }  // namespace tensorferry

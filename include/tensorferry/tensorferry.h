@@ -19,6 +19,7 @@
 #include "tensorferry/operation.h"      // IWYU pragma: export
 #include "tensorferry/options.h"        // IWYU pragma: export
 #include "tensorferry/pinned_buffer.h"  // IWYU pragma: export
+#include "tensorferry/priority.h"       // IWYU pragma: export
 #include "tensorferry/stats.h"          // IWYU pragma: export
 #include "tensorferry/swap_space.h"     // IWYU pragma: export
 #include "tensorferry/trace.h"          // IWYU pragma: export

@@ -21,6 +21,7 @@ void bind_errors(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_operations(nb::module_& module);
+void bind_priority(nb::module_& module);
 void bind_handle(nb::module_& module);
 void bind_swap(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
@@ -39,6 +40,12 @@ void bind_checkpoint(nb::module_& module);
 // large.
 [[nodiscard]] std::uint64_t to_bytes(nb::handle number, const char* name,
                                      const char* operation = "transfer");
+
+// A priority by name; None: the call names none.
+[[nodiscard]] std::optional<Priority> to_priority(nb::handle priority);
+
+// A Python number as bytes per second. Throws invalid() for 0.
+[[nodiscard]] std::uint64_t to_rate(nb::handle rate, const char* operation);
 
 // The settings of everything that has a Handle inside. None: chosen to suit the device.
 [[nodiscard]] HandleOptions handle_options(const std::string& engine, nb::handle block_bytes,

@@ -26,12 +26,14 @@ Durability parse_durability(const std::string& text) {
 void make_handle(PyHandle* self, const std::string& engine, nb::handle block_bytes,
                  nb::handle queue_depth, nb::handle workers, const std::string& submit,
                  bool overlap, nb::handle slot_bytes, double close_limit_seconds,
-                 const std::string& polling) {
+                 const std::string& polling, const std::string& priority, nb::handle rate) {
   HandleOptions options =
       handle_options(engine, block_bytes, queue_depth, workers, submit, overlap);
   if (!slot_bytes.is_none()) options.slot_bytes = to_bytes(slot_bytes, "slot_bytes", "open handle");
   options.close_limit_seconds = close_limit_seconds;
   options.polling = parse_polling(polling);
+  options.priority = parse_priority(priority);
+  if (!rate.is_none()) options.rate = to_rate(rate, "open handle");
   new (self) PyHandle("use handle", options);
 }
 
@@ -41,32 +43,39 @@ std::vector<Buffer> alone(Buffer buffer) {
   return buffers;
 }
 
-PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset) {
+PyOperation read(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
+                 nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   Buffer memory(buffer, Use::fill, Reach::gpu_too);
   const File target = to_file(file, Access::read);
   const std::uint64_t at = to_bytes(offset, "offset");
-  Operation operation = self.with(
-      [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
+  Operation operation = self.with([&](Handle& handle) {
+    return handle.read(memory.bytes(), target, at, memory.stream(), chosen);
+  });
   return self.hold(std::move(operation), Moves::in, alone(std::move(memory)));
 }
 
 PyOperation write(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
-                  const std::string& durability) {
+                  const std::string& durability, nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   Buffer memory(buffer, Use::take, Reach::gpu_too);
   const Durability lasting = parse_durability(durability);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::write);
   Operation operation = self.with([&](Handle& handle) {
-    return handle.write(memory.bytes(), target, at, lasting, memory.stream());
+    return handle.write(memory.bytes(), target, at, lasting, memory.stream(), chosen);
   });
   return self.hold(std::move(operation), Moves::out, alone(std::move(memory)));
 }
 
 // Runs a transfer to its end. A small one is a single call. Ctrl-C interrupts a large one; the
-// buffer is then free.
+// buffer is then free. Waiting does not raise a priority that the caller chose.
 template <typename Now, typename Start>
-void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const Start& start) {
+void run(PyHandle& self, std::span<const std::byte> bytes, std::optional<Priority> chosen,
+         const Now& now, const Start& start) {
   if (bytes.size() <= inline_bytes_max) return self.with(now);
+  std::optional<PriorityScope> scope;
+  if (chosen) scope.emplace(*chosen);
   HeldOperation held{self.with(start), {}, false};
   try {
     (void)held.wait();
@@ -76,29 +85,34 @@ void run(PyHandle& self, std::span<const std::byte> bytes, const Now& now, const
   }
 }
 
-void read_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset) {
+void read_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
+              nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   const Buffer memory(buffer, Use::fill, Reach::gpu_too);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::read);
   run(
-      self, memory.bytes(),
-      [&](Handle& handle) { handle.read_now(memory.bytes(), target, at, memory.stream()); },
-      [&](Handle& handle) { return handle.read(memory.bytes(), target, at, memory.stream()); });
+      self, memory.bytes(), chosen,
+      [&](Handle& handle) { handle.read_now(memory.bytes(), target, at, memory.stream(), chosen); },
+      [&](Handle& handle) {
+        return handle.read(memory.bytes(), target, at, memory.stream(), chosen);
+      });
 }
 
 void write_now(PyHandle& self, nb::handle buffer, nb::handle file, nb::handle offset,
-               const std::string& durability) {
+               const std::string& durability, nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   const Buffer memory(buffer, Use::take, Reach::gpu_too);
   const Durability lasting = parse_durability(durability);
   const std::uint64_t at = to_bytes(offset, "offset");
   const File target = to_file(file, Access::write);
   run(
-      self, memory.bytes(),
+      self, memory.bytes(), chosen,
       [&](Handle& handle) {
-        handle.write_now(memory.bytes(), target, at, lasting, memory.stream());
+        handle.write_now(memory.bytes(), target, at, lasting, memory.stream(), chosen);
       },
       [&](Handle& handle) {
-        return handle.write(memory.bytes(), target, at, lasting, memory.stream());
+        return handle.write(memory.bytes(), target, at, lasting, memory.stream(), chosen);
       });
 }
 
@@ -146,17 +160,21 @@ struct Many {
   }
 };
 
-PyOperation read_many(PyHandle& self, nb::handle transfers) {
+PyOperation read_many(PyHandle& self, nb::handle transfers, nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   Many<ReadTransfer> many(transfers, Use::fill, Access::read);
-  Operation operation = self.with([&](Handle& handle) { return handle.read_many(many.transfers); });
+  Operation operation =
+      self.with([&](Handle& handle) { return handle.read_many(many.transfers, chosen); });
   return many.hold(self, std::move(operation), Moves::in);
 }
 
-PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& durability) {
+PyOperation write_many(PyHandle& self, nb::handle transfers, const std::string& durability,
+                       nb::handle priority) {
+  const std::optional<Priority> chosen = to_priority(priority);
   const Durability lasting = parse_durability(durability);
   Many<WriteTransfer> many(transfers, Use::take, Access::write);
   Operation operation =
-      self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting); });
+      self.with([&](Handle& handle) { return handle.write_many(many.transfers, lasting, chosen); });
   return many.hold(self, std::move(operation), Moves::out);
 }
 
@@ -194,35 +212,44 @@ using HandleClass = nb::class_<PyHandle>;
 void bind_transfers(HandleClass& handle) {
   handle
       .def("read", &read, nb::arg("buffer").none(), nb::arg("file").none(), nb::arg("offset") = 0,
-           nb::sig("def read(self, buffer: object, file: _File, offset: int = 0) -> Operation"),
+           nb::kw_only(), nb::arg("priority") = nb::none(),
+           nb::sig("def read(self, buffer: object, file: _File, offset: int = 0, "
+                   "*, priority: _Priority | None = None) -> Operation"),
            "Starts to fill the buffer from the file and returns at once.\n\nA read past the "
            "end of the file fails.")
       .def("write", &write, nb::arg("buffer").none(), nb::arg("file").none(), nb::arg("offset") = 0,
-           nb::arg("durability") = "none",
+           nb::arg("durability") = "none", nb::kw_only(), nb::arg("priority") = nb::none(),
            nb::sig("def write(self, buffer: object, file: _File, offset: int = 0, durability: "
-                   "Literal['none', 'data', 'full'] = 'none') -> Operation"),
+                   "Literal['none', 'data', 'full'] = 'none', *, priority: _Priority | None = "
+                   "None) -> Operation"),
            "Starts to write the buffer and returns at once.\n\nMakes or extends the file as "
            "needed and never cuts it. `durability` says what must be on the drive before the "
            "operation ends: nothing, the data, or the data with all metadata and the directory "
            "entry.")
       .def("read_now", &read_now, nb::arg("buffer").none(), nb::arg("file").none(),
-           nb::arg("offset") = 0,
-           nb::sig("def read_now(self, buffer: object, file: _File, offset: int = 0) -> None"),
+           nb::arg("offset") = 0, nb::kw_only(), nb::arg("priority") = nb::none(),
+           nb::sig("def read_now(self, buffer: object, file: _File, offset: int = 0, "
+                   "*, priority: _Priority | None = None) -> None"),
            "Fills the buffer from the file and returns when it is full. The calling thread "
            "itself makes a small read.")
       .def("write_now", &write_now, nb::arg("buffer").none(), nb::arg("file").none(),
-           nb::arg("offset") = 0, nb::arg("durability") = "none",
+           nb::arg("offset") = 0, nb::arg("durability") = "none", nb::kw_only(),
+           nb::arg("priority") = nb::none(),
            nb::sig("def write_now(self, buffer: object, file: _File, offset: int = 0, durability: "
-                   "Literal['none', 'data', 'full'] = 'none') -> None"),
+                   "Literal['none', 'data', 'full'] = 'none', *, priority: _Priority | None = "
+                   "None) -> None"),
            "Writes the buffer and returns when the write is done.")
-      .def("read_many", &read_many, nb::arg("transfers"),
+      .def("read_many", &read_many, nb::arg("transfers"), nb::kw_only(),
+           nb::arg("priority") = nb::none(),
            nb::sig("def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, "
-                   "_File, int]]) -> Operation"),
+                   "_File, int]], *, priority: _Priority | None = None) -> Operation"),
            "Reads many (buffer, file, offset) as one operation. Neighbours in one file become "
            "one request.")
       .def("write_many", &write_many, nb::arg("transfers"), nb::arg("durability") = "none",
+           nb::kw_only(), nb::arg("priority") = nb::none(),
            nb::sig("def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, "
-                   "_File, int]], durability: Literal['none', 'data', 'full'] = 'none') -> "
+                   "_File, int]], durability: Literal['none', 'data', 'full'] = 'none', *, "
+                   "priority: _Priority | None = None) -> "
                    "Operation"),
            "Writes many (buffer, file, offset) as one operation. The ranges must not overlap.");
 }
@@ -231,17 +258,19 @@ void bind_life(HandleClass& handle) {
   handle
       .def(
           "sync",
-          [](PyHandle& self, nb::handle file, const std::string& durability) {
+          [](PyHandle& self, nb::handle file, const std::string& durability, nb::handle priority) {
+            const std::optional<Priority> chosen = to_priority(priority);
             const File target =
                 to_file(file, Access::read);  // Access::write would create a missing file
             const Durability lasting = parse_durability(durability);
             Operation operation =
-                self.with([&](Handle& handle) { return handle.sync(target, lasting); });
+                self.with([&](Handle& handle) { return handle.sync(target, lasting, chosen); });
             return self.hold(std::move(operation), Moves::out);
           },
-          nb::arg("file").none(), nb::arg("durability") = "data",
-          nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> "
-                  "Operation"),
+          nb::arg("file").none(), nb::arg("durability") = "data", nb::kw_only(),
+          nb::arg("priority") = nb::none(),
+          nb::sig("def sync(self, file: _File, durability: Literal['data', 'full'] = 'data', "
+                  "*, priority: _Priority | None = None) -> Operation"),
           "Makes durable all that finished writes have written to the file.")
       .def_prop_ro(
           "engine",
@@ -336,6 +365,9 @@ device.
 A handle finishes the writes that it has accepted: in close(), when an exception leaves `with`, when
 the last reference to it goes, and at the end of the interpreter. cancel_all() gives them up.
 
+`priority` is that of operations whose call names none, on threads without a PriorityScope. `rate`
+is how many bytes all of its operations together may move in a second, until the handle closes.
+
 >>> import tensorferry
 >>> with tensorferry.Handle() as handle:
 ...     handle.write_now(b"0123456789", "data.bin")
@@ -351,13 +383,14 @@ b'3456'
       nb::arg("block_bytes") = nb::none(), nb::arg("queue_depth") = nb::none(),
       nb::arg("workers") = nb::none(), nb::arg("submit") = "batch", nb::arg("overlap") = true,
       nb::arg("slot_bytes") = nb::none(), nb::arg("close_limit_seconds") = 30.0,
-      nb::arg("polling") = "off",
+      nb::arg("polling") = "off", nb::arg("priority") = "normal", nb::arg("rate") = nb::none(),
       nb::sig(
           "def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = "
           "'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, "
           "workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', "
           "overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0, "
-          "polling: Literal['off', 'submission', 'completion'] = 'off') -> None"));
+          "polling: Literal['off', 'submission', 'completion'] = 'off', "
+          "priority: _Priority = 'normal', rate: int | None = None) -> None"));
   bind_transfers(handle);
   bind_life(handle);
   bind_closing(

@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {  // NOLINT(misc-use-anonymous-namespace): nanobind's 
   bind_files(module);
   bind_memory(module);
   bind_operations(module);
+  bind_priority(module);
   bind_handle(module);
   bind_swap(module);
   bind_checkpoint(module);

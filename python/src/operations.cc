@@ -40,6 +40,10 @@ bool is_done(const PyOperation& self) {
 }
 
 void check_process(const PyOperation& self) {
+  self.held->operation.when_done([] {});
+}
+
+void raise_for_waiter(const PyOperation& self) {
   try {
     (void)self.held->operation.wait_for({});
   } catch (const Error&) {
@@ -257,6 +261,9 @@ wait for it, poll it, cancel it and await it.
             return nb::module_::import_("tensorferry._callbacks").attr("wait")(self);
           },
           nb::sig("def __await__(self) -> Generator[object, None, int]"))
+      .def("raise_for_waiter", &raise_for_waiter,
+           "Gives the operation the priority of this thread, which is going to await it, if that "
+           "is higher.")
       .def("check_process", &check_process,
            "Raises ChildProcessError in a forked child if its parent started the operation.");
   bind_facts(operation);

@@ -44,12 +44,15 @@ from ._core import (
     NewFile,
     Operation,
     PinnedBuffer,
+    PriorityScope,
     SwapBuffer,
     SwapSpace,
     SwapView,
     __version__,
     copy,
     is_pinned,
+    rate,
+    set_rate,
     validate,
 )
 from ._core import (
@@ -84,6 +87,7 @@ __all__ = [
     "NewFile",
     "Operation",
     "PinnedBuffer",
+    "PriorityScope",
     "SwapBuffer",
     "SwapSpace",
     "SwapView",
@@ -97,6 +101,8 @@ __all__ = [
     "initialize",
     "is_pinned",
     "pin_handle",
+    "rate",
+    "set_rate",
     "validate",
 ]
 

@@ -96,6 +96,7 @@ def wait(operation: Operation) -> Generator[object, None, int]:
             except RuntimeError:  # the loop is closed; nobody waits any longer
                 pass
 
+        operation.raise_for_waiter()
         add(operation, ended)
         try:
             yield from future

@@ -10,6 +10,7 @@ __version__: str
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _File = str | bytes | os.PathLike[str] | os.PathLike[bytes] | "File" | int
+_Priority = Literal["urgent", "normal", "background"]
 
 def crc32(buffer: object, value: int = 0) -> int:
     """
@@ -284,6 +285,11 @@ class Operation:
 
     def __await__(self) -> Generator[object, None, int]: ...
 
+    def raise_for_waiter(self) -> None:
+        """
+        Gives the operation the priority of this thread, which is going to await it, if that is higher.
+        """
+
     def check_process(self) -> None:
         """
         Raises ChildProcessError in a forked child if its parent started the operation.
@@ -308,6 +314,33 @@ class Operation:
 
     def __repr__(self) -> str: ...
 
+class PriorityScope:
+    """
+    Gives what a thread starts, and what it waits for, a priority.
+
+    Inside `with`, operations that this thread starts have the priority, unless their call names
+    another; and what this thread waits for is raised to it. Scopes nest.
+
+    >>> import tensorferry
+    >>> with tensorferry.Handle() as handle, tensorferry.PriorityScope("background"):
+    ...     handle.write(b"a snapshot", "snapshot.bin").wait()
+    10
+    """
+
+    def __init__(self, priority: _Priority) -> None: ...
+
+    def __enter__(self) -> PriorityScope: ...
+
+    def __exit__(self, type: object, value: object, traceback: object, /) -> None: ...
+
+def set_rate(priority: _Priority, rate: int | None) -> None:
+    """
+    Lets the operations of a class, of all handles of the process together, move at most `rate` bytes in a second. None takes the limit back.
+    """
+
+def rate(priority: _Priority) -> int | None:
+    """The rate of a class in bytes per second; None if it has no limit."""
+
 class Handle:
     """
     Moves tensors with an engine, its workers and its limits.
@@ -320,6 +353,9 @@ class Handle:
     A handle finishes the writes that it has accepted: in close(), when an exception leaves `with`, when
     the last reference to it goes, and at the end of the interpreter. cancel_all() gives them up.
 
+    `priority` is that of operations whose call names none, on threads without a PriorityScope. `rate`
+    is how many bytes all of its operations together may move in a second, until the handle closes.
+
     >>> import tensorferry
     >>> with tensorferry.Handle() as handle:
     ...     handle.write_now(b"0123456789", "data.bin")
@@ -331,41 +367,41 @@ class Handle:
     b'3456'
     """
 
-    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0, polling: Literal['off', 'submission', 'completion'] = 'off') -> None: ...
+    def __init__(self, engine: Literal['auto', 'io_uring', 'libaio', 'threads', 'gds'] = 'auto', *, block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, slot_bytes: int | None = None, close_limit_seconds: float = 30.0, polling: Literal['off', 'submission', 'completion'] = 'off', priority: _Priority = 'normal', rate: int | None = None) -> None: ...
 
-    def read(self, buffer: object, file: _File, offset: int = 0) -> Operation:
+    def read(self, buffer: object, file: _File, offset: int = 0, *, priority: _Priority | None = None) -> Operation:
         """
         Starts to fill the buffer from the file and returns at once.
 
         A read past the end of the file fails.
         """
 
-    def write(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
+    def write(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none', *, priority: _Priority | None = None) -> Operation:
         """
         Starts to write the buffer and returns at once.
 
         Makes or extends the file as needed and never cuts it. `durability` says what must be on the drive before the operation ends: nothing, the data, or the data with all metadata and the directory entry.
         """
 
-    def read_now(self, buffer: object, file: _File, offset: int = 0) -> None:
+    def read_now(self, buffer: object, file: _File, offset: int = 0, *, priority: _Priority | None = None) -> None:
         """
         Fills the buffer from the file and returns when it is full. The calling thread itself makes a small read.
         """
 
-    def write_now(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none') -> None:
+    def write_now(self, buffer: object, file: _File, offset: int = 0, durability: Literal['none', 'data', 'full'] = 'none', *, priority: _Priority | None = None) -> None:
         """Writes the buffer and returns when the write is done."""
 
-    def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]]) -> Operation:
+    def read_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]], *, priority: _Priority | None = None) -> Operation:
         """
         Reads many (buffer, file, offset) as one operation. Neighbours in one file become one request.
         """
 
-    def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]], durability: Literal['none', 'data', 'full'] = 'none') -> Operation:
+    def write_many(self, transfers: Iterable[tuple[object, _File] | tuple[object, _File, int]], durability: Literal['none', 'data', 'full'] = 'none', *, priority: _Priority | None = None) -> Operation:
         """
         Writes many (buffer, file, offset) as one operation. The ranges must not overlap.
         """
 
-    def sync(self, file: _File, durability: Literal['data', 'full'] = 'data') -> Operation:
+    def sync(self, file: _File, durability: Literal['data', 'full'] = 'data', *, priority: _Priority | None = None) -> Operation:
         """Makes durable all that finished writes have written to the file."""
 
     @property

@@ -41,9 +41,11 @@ Conductor::Conductor(const HandleOptions& options, os::System& system, OpenEngin
       open_engine_(std::move(open_engine)),
       limits_(limits),
       generation_(os::fork_generation()),
+      rate_(options.rate > 0 ? std::make_shared<Rate>(options.rate) : nullptr),
       inline_mover_(system, ledger_, options.block_bytes, inline_uncut_bytes_max(options),
                     slot_bytes_of(options_, SlotShares::inline_callers), limits) {
   ledger_->on_lost = options.on_lost;
+  if (options.priority != Priority::normal || rate_ != nullptr) use_classes();
 }
 
 Result<std::unique_ptr<Conductor>> Conductor::create(const HandleOptions& options, Seams seams) {
@@ -160,6 +162,7 @@ Crew* Conductor::add_crew(const Device& device, Role role, std::shared_ptr<Crew>
 Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string reason,
                                                     const Device& device, SlotShares shares) {
   CrewOptions crew = crew_options(options_, kind, device, shares);
+  crew.rate = rate_;
   const unsigned wanted = crew.workers;
   ProcessShare share = take_share(crew, options_, limits_);
   if (crew.workers < wanted) {
@@ -298,7 +301,8 @@ Result<std::pair<EngineKind, std::string>> Conductor::engine() {
 
 Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts,
                                       Durability durability, Caller caller,
-                                      const std::shared_ptr<Witness>& witness) {
+                                      const std::shared_ptr<Witness>& witness,
+                                      std::optional<Priority> priority) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   for (const Part& part : parts) {
     if (Status checked = check_part(direction, part); !checked.ok()) return checked.error();
@@ -317,11 +321,13 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   }
   Crews crews;
   if (Status chosen = choose_crews(parts, crews); !chosen.ok()) return chosen.error();
-  const bool on_lane =
-      crews.size() == 1 && crews.front()->options().lanes > 0 && fits_lane(parts, caller);
+  const Priority chosen = choose_priority(priority, options_.priority);
+  const bool on_lane = crews.size() == 1 && crews.front()->options().lanes > 0 &&
+                       fits_lane(parts, caller) && !held_back(chosen);
   auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
                                  on_lane ? Way::lane : Way::queue, caller, witness);
   if (!transfer.ok()) return transfer.error();
+  transfer.value()->set_priority(chosen, options_.priority);
   if (on_lane && crews.front()->take_on_lane(transfer.value())) {
     return Operation(std::move(transfer.value()));
   }
@@ -333,21 +339,24 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
 }
 
 Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
-                                  Durability durability) {
+                                  Durability durability, std::optional<Priority> priority) {
   if (Status checked = check_open(); !checked.ok()) return checked.error();
   auto found = crew_for(*file, -1);
   if (!found.ok()) return found.error();
   Crew& crew = *found.value();
   if (Status started = crew.start_workers(); !started.ok()) return started.error();
   auto transfer = build_sync(file, durability, crew);
+  transfer->set_priority(choose_priority(priority, options_.priority), options_.priority);
   Crew::enqueue(transfer);
   return Operation(std::move(transfer));
 }
 
-Status Conductor::transfer_now(Direction direction, Part&& part, Durability durability) {
+Status Conductor::transfer_now(Direction direction, Part&& part, Durability durability,
+                               std::optional<Priority> priority) {
+  const Priority chosen = choose_priority(priority, options_.priority);
   const bool by_gpu_crew = part.gpu >= 0 && engines::moves_gpu_memory(options_.engine);
   const bool by_polling = options_.polling == Polling::completion;
-  if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling) {
+  if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling && !held_back(chosen)) {
     if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check_part(direction, part); !checked.ok()) return checked;
     Fences fences;
@@ -357,10 +366,14 @@ Status Conductor::transfer_now(Direction direction, Part&& part, Durability dura
       fences = std::move(found.value());
     }
     const os::GpuFence* fence = fences.empty() ? nullptr : fences.front().get();
-    if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) return *done;
+    if (auto done = inline_mover_.try_transfer(direction, part, fence, durability, chosen)) {
+      return *done;
+    }
   }
-  Result<Operation> operation = transfer(direction, {&part, 1}, durability, Caller::waits);
+  Result<Operation> operation =
+      transfer(direction, {&part, 1}, durability, Caller::waits, no_witness, chosen);
   if (!operation.ok()) return operation.error();
+  const PriorityScope scope(chosen);  // waiting does not raise what the caller chose
   try {
     operation.value().wait();
   } catch (const Error& error) {

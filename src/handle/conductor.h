@@ -48,11 +48,14 @@ class Conductor {
   // Queues one operation of all `parts`. Reorders them. The witness, if any, sees their bytes.
   [[nodiscard]] Result<Operation> transfer(Direction direction, std::span<Part> parts,
                                            Durability durability, Caller caller = Caller::goes_on,
-                                           const std::shared_ptr<Witness>& witness = no_witness);
+                                           const std::shared_ptr<Witness>& witness = no_witness,
+                                           std::optional<Priority> priority = {});
   // Returns when done. Moves a small part inline, queues any other and waits for it.
-  [[nodiscard]] Status transfer_now(Direction direction, Part&& part, Durability durability);
+  [[nodiscard]] Status transfer_now(Direction direction, Part&& part, Durability durability,
+                                    std::optional<Priority> priority = {});
   [[nodiscard]] Result<Operation> sync(const std::shared_ptr<files::OpenFile>& file,
-                                       Durability durability);
+                                       Durability durability,
+                                       std::optional<Priority> priority = {});
 
   // Refuses new operations and ends all crews (see Crew::finish). Returns false if the deadline
   // passes first.
@@ -92,6 +95,12 @@ class Conductor {
   [[nodiscard]] Result<std::shared_ptr<Crew>> start_crew(EngineKind kind, std::string reason,
                                                          const Device& device, SlotShares shares);
   [[nodiscard]] std::string gpu_reason() const;
+  // Whether operations of this class may have to wait although the drive is free: they are queued,
+  // however small.
+  [[nodiscard]] bool held_back(Priority priority) const noexcept {
+    return classes_in_use() &&
+           (priority == Priority::background || rate_ != nullptr || Rate::of(priority).limits());
+  }
 
   const HandleOptions options_;
   os::System& system_;
@@ -99,6 +108,7 @@ class Conductor {
   ProcessLimits& limits_;
   const std::uint64_t generation_;
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  const std::shared_ptr<Rate> rate_;  // nullptr: no limit
 
   InlineMover inline_mover_;
 

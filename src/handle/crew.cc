@@ -48,7 +48,8 @@ Crew::Crew(const CrewOptions& options, std::string engine_reason, OpenEngine ope
                              "auto: small operations go by libaio: any thread can wait for them")),
       open_engine_(std::move(open_engine)),
       system_(system),
-      ledger_(std::move(ledger)) {}
+      ledger_(std::move(ledger)),
+      queue_(*options.governor, options.rate) {}
 
 Result<std::shared_ptr<Crew>> Crew::start(const CrewOptions& options, std::string engine_reason,
                                           OpenEngine open_engine, os::System& system,
@@ -297,7 +298,7 @@ bool Crew::take_leg(Leg& leg) {
     link(leg);
     if (leg.unclaimed == 0) return true;
     if (leg.transfer->fences.empty()) {
-      queue_.push_back(shared(leg));
+      queue_.push(shared(leg));
       awake = sleepers(leg.unclaimed);
     } else {
       waiting_.push_back(shared(leg));
@@ -339,7 +340,7 @@ void Crew::ask_fences() {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [leg, fences] : asked) {
-      if (std::erase(waiting_, leg) > 0) queue_.push_back(leg);
+      if (std::erase(waiting_, leg) > 0) queue_.push(leg);
     }
     fenced_ = !waiting_.empty();
     if (!asked.empty()) awake = sleepers(workers_.size());
@@ -350,39 +351,17 @@ void Crew::ask_fences() {
 std::size_t Crew::claim(Worker& worker, std::span<Claim> out) {
   const std::lock_guard lock(mutex_);
   worker.asleep = false;
-  std::size_t count = 0;
-  std::size_t looked_at = 0;
-  while (count < out.size() && looked_at < queue_.size()) {
-    std::shared_ptr<Leg> leg = std::move(queue_.front());
-    queue_.pop_front();
-    Transfer& transfer = *leg->transfer;
-    const std::size_t turn_end = std::min(out.size(), count + leg->turn_left);
-    const std::size_t before = count;
-    const auto starved = [&] {
-      const Run* run = worker.starving() ? transfer.next_through_slot(*leg) : nullptr;
-      return run != nullptr && !worker.has_slots_for(*run);
-    };
-    if (transfer.claimable(*leg) && !starved()) {
-      const std::shared_ptr<Transfer> self(leg, &transfer);
-      do {
-        transfer.claim(self, *leg, out[count++]);
-      } while (count < turn_end && transfer.claimable(*leg) && !starved());
-    }
-    const bool took = count != before;
-    looked_at = took ? 0 : looked_at + 1;
-    leg->turn_left -= count - before;
-    // A stopping one stays until drop() takes it.
-    const bool stays = transfer.claimable(*leg) || transfer.stopping();
-    if (stays && took && count == out.size() && leg->turn_left > 0) {
-      // The next worker with room goes on with this turn: later operations must not overtake it.
-      queue_.push_front(std::move(leg));
-      break;
-    }
-    if (leg->turn_left == 0) leg->turn_left = turn_blocks;
-    if (stays) queue_.push_back(std::move(leg));
-  }
+  const std::size_t count = queue_.claim(worker, out, finishing_ ? Bounds::lifted : Bounds::kept);
   worker.asleep = count < out.size();
   return count;
+}
+
+void Crew::raise(Leg& leg) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::shared_ptr<Leg> queued = queue_.take_out(leg)) queue_.push(std::move(queued));
+  }
+  wake_all();  // blocks that wait for slots may get those for urgent ones
 }
 
 void Crew::blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept {
@@ -410,7 +389,7 @@ void Crew::queue_steps(Leg& leg, std::uint64_t steps) noexcept {
     stopping = leg.transfer->stopping();
     if (!stopping) {
       leg.unclaimed = steps;
-      queue_.push_back(shared(leg));
+      queue_.push(shared(leg));
       awake = sleepers(steps);
     }
   }
@@ -424,11 +403,9 @@ void Crew::queue_steps(Leg& leg, std::uint64_t steps) noexcept {
 std::uint64_t Crew::abandon(Leg& leg) noexcept {
   std::shared_ptr<Leg> queued;  // outlives the lock
   const std::lock_guard lock(mutex_);
+  queued = queue_.take_out(leg);
   const auto is_it = [&](const auto& other) { return other.get() == &leg; };
-  if (const auto found = std::ranges::find_if(queue_, is_it); found != queue_.end()) {
-    queued = std::move(*found);
-    queue_.erase(found);
-  } else if (const auto waits = std::ranges::find_if(waiting_, is_it); waits != waiting_.end()) {
+  if (const auto waits = std::ranges::find_if(waiting_, is_it); waits != waiting_.end()) {
     queued = std::move(*waits);
     waiting_.erase(waits);
   }

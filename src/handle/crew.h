@@ -10,7 +10,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,6 +21,8 @@
 #include "base/one_or_many.h"
 #include "base/result.h"
 #include "engines/engine.h"
+#include "handle/claim_queue.h"
+#include "handle/governor.h"
 #include "handle/keeper.h"
 #include "handle/lane.h"
 #include "handle/ledger.h"
@@ -48,6 +49,8 @@ struct CrewOptions {
   unsigned lanes = 0;
   // How long a finishing crew goes on while no byte moves.
   std::chrono::nanoseconds close_limit{};
+  Governor* governor = &Governor::of("");  // of the drive
+  std::shared_ptr<Rate> rate = nullptr;    // of the handle, if it has one
 };
 
 // The most lanes that a crew may have.
@@ -107,6 +110,9 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // flight: then whoever finishes the last of them does. The crews must not end meanwhile.
   static void drop(Transfer& transfer) noexcept;
 
+  // An operation has got a higher priority: moves its leg to that class.
+  void raise(Leg& leg) noexcept;
+
   // The last block of a transfer, or the last of its queued sync steps, has ended: queues the next
   // sync steps, or completes it.
   static void blocks_finished(const std::shared_ptr<Transfer>& transfer) noexcept;
@@ -127,9 +133,12 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // Has the listeners called by the keeper, and takes them; returns false if there is none.
   [[nodiscard]] bool call_later(std::vector<std::function<void()>>& listeners);
 
+  // --- For workers and lanes ---
+  [[nodiscard]] Background& background() noexcept { return queue_.background(); }
+
   // --- For workers ---
   // Claims up to out.size() blocks. A worker that gets fewer counts as asleep: the crew wakes it
-  // for the next ones.
+  // for the next ones. If a rate or the governor holds some back, it looks again after held_for.
   [[nodiscard]] std::size_t claim(Worker& worker, std::span<Claim> out);
   // Queues the operations whose fences have passed.
   void ask_fences();
@@ -204,7 +213,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   os::System& system_;
   const std::shared_ptr<Ledger> ledger_;
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Leg>> queue_;
+  ClaimQueue queue_;
   std::vector<std::shared_ptr<Leg>> waiting_;     // for a GPU, not queued yet
   Leg* live_ = nullptr;                           // the newest that has not ended; a list
   std::vector<std::unique_ptr<Worker>> workers_;  // fixed from the beginning

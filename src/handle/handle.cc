@@ -23,69 +23,90 @@ Handle::Handle(Handle&&) noexcept = default;
 Handle& Handle::operator=(Handle&&) noexcept = default;
 
 Operation Handle::read(std::span<std::byte> memory, const File& file, std::uint64_t offset,
-                       CudaStream stream) {
+                       CudaStream stream, std::optional<Priority> priority) {
   Part part = part_of(memory, file, offset, stream);
-  return conductor_->transfer(Direction::read, {&part, 1}, Durability::none).or_throw();
+  return conductor_
+      ->transfer(Direction::read, {&part, 1}, Durability::none, handle::Caller::goes_on,
+                 handle::no_witness, priority)
+      .or_throw();
 }
 
 Operation Handle::read(std::span<std::byte> memory, const std::string& path, std::uint64_t offset,
-                       CudaStream stream) {
-  return read(memory, files::open(conductor_->system(), path, Access::read), offset, stream);
+                       CudaStream stream, std::optional<Priority> priority) {
+  return read(memory, files::open(conductor_->system(), path, Access::read), offset, stream,
+              priority);
 }
 
 Operation Handle::write(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
-                        Durability durability, CudaStream stream) {
+                        Durability durability, CudaStream stream,
+                        std::optional<Priority> priority) {
   Part part = part_of(memory, file, offset, stream);
-  return conductor_->transfer(Direction::write, {&part, 1}, durability).or_throw();
+  return conductor_
+      ->transfer(Direction::write, {&part, 1}, durability, handle::Caller::goes_on,
+                 handle::no_witness, priority)
+      .or_throw();
 }
 
 Operation Handle::write(std::span<const std::byte> memory, const std::string& path,
-                        std::uint64_t offset, Durability durability, CudaStream stream) {
+                        std::uint64_t offset, Durability durability, CudaStream stream,
+                        std::optional<Priority> priority) {
   return write(memory, files::open(conductor_->system(), path, Access::write), offset, durability,
-               stream);
+               stream, priority);
 }
 
-Operation Handle::read_many(std::span<const ReadTransfer> transfers) {
+Operation Handle::read_many(std::span<const ReadTransfer> transfers,
+                            std::optional<Priority> priority) {
   std::vector<Part> parts;
   parts.reserve(transfers.size());
   for (const auto& one : transfers)
     parts.push_back(part_of(one.memory, one.file, one.offset, one.stream));
-  return conductor_->transfer(Direction::read, parts, Durability::none).or_throw();
+  return conductor_
+      ->transfer(Direction::read, parts, Durability::none, handle::Caller::goes_on,
+                 handle::no_witness, priority)
+      .or_throw();
 }
 
-Operation Handle::write_many(std::span<const WriteTransfer> transfers, Durability durability) {
+Operation Handle::write_many(std::span<const WriteTransfer> transfers, Durability durability,
+                             std::optional<Priority> priority) {
   std::vector<Part> parts;
   parts.reserve(transfers.size());
   for (const auto& one : transfers)
     parts.push_back(part_of(one.memory, one.file, one.offset, one.stream));
-  return conductor_->transfer(Direction::write, parts, durability).or_throw();
+  return conductor_
+      ->transfer(Direction::write, parts, durability, handle::Caller::goes_on, handle::no_witness,
+                 priority)
+      .or_throw();
 }
 
 void Handle::read_now(std::span<std::byte> memory, const File& file, std::uint64_t offset,
-                      CudaStream stream) {
-  conductor_->transfer_now(Direction::read, part_of(memory, file, offset, stream), Durability::none)
+                      CudaStream stream, std::optional<Priority> priority) {
+  conductor_
+      ->transfer_now(Direction::read, part_of(memory, file, offset, stream), Durability::none,
+                     priority)
       .or_throw();
 }
 
 void Handle::read_now(std::span<std::byte> memory, const std::string& path, std::uint64_t offset,
-                      CudaStream stream) {
-  read_now(memory, files::open(conductor_->system(), path, Access::read), offset, stream);
+                      CudaStream stream, std::optional<Priority> priority) {
+  read_now(memory, files::open(conductor_->system(), path, Access::read), offset, stream, priority);
 }
 
 void Handle::write_now(std::span<const std::byte> memory, const File& file, std::uint64_t offset,
-                       Durability durability, CudaStream stream) {
-  conductor_->transfer_now(Direction::write, part_of(memory, file, offset, stream), durability)
+                       Durability durability, CudaStream stream, std::optional<Priority> priority) {
+  conductor_
+      ->transfer_now(Direction::write, part_of(memory, file, offset, stream), durability, priority)
       .or_throw();
 }
 
 void Handle::write_now(std::span<const std::byte> memory, const std::string& path,
-                       std::uint64_t offset, Durability durability, CudaStream stream) {
+                       std::uint64_t offset, Durability durability, CudaStream stream,
+                       std::optional<Priority> priority) {
   write_now(memory, files::open(conductor_->system(), path, Access::write), offset, durability,
-            stream);
+            stream, priority);
 }
 
-Operation Handle::sync(const File& file, Durability durability) {
-  return conductor_->sync(file.opened(), durability).or_throw();
+Operation Handle::sync(const File& file, Durability durability, std::optional<Priority> priority) {
+  return conductor_->sync(file.opened(), durability, priority).or_throw();
 }
 
 void Handle::close(OpenReads reads) {

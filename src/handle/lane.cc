@@ -18,7 +18,7 @@ Lane::Lane(Crew& crew, const MoverOptions& options, std::unique_ptr<engines::Eng
            ProcessShare share)
     : crew_(crew),
       share_(std::move(share)),
-      mover_(options, std::move(engine), *crew.ledger(), crew.system()) {
+      mover_(options, std::move(engine), *crew.ledger(), crew.system(), crew.background()) {
   mover_.attach();
 }
 

@@ -39,10 +39,11 @@ Engine::Nanoseconds copy_poll_pause(unsigned polls, bool others_go_on) noexcept 
 }  // namespace
 
 Mover::Mover(const MoverOptions& options, std::unique_ptr<Engine> engine, Ledger& ledger,
-             os::System& system)
+             os::System& system, Background& background)
     : options_(options),
       ledger_(ledger),
       system_(system),
+      background_(background),
       engine_(std::move(engine)),
       regions_(*engine_, ledger),
       files_(*engine_),
@@ -59,6 +60,12 @@ std::size_t Mover::flights_left() const noexcept {
   const std::size_t active = flights_.size() - free_.size() - landed_.size() - unloading_;
   const std::size_t depth = options_.queue_depth;
   return active < depth ? std::min(depth - active, free_.size()) : 0;
+}
+
+std::size_t Mover::flights_left_for_background() const noexcept {
+  const std::size_t left = flights_left();
+  const std::size_t for_others = options_.queue_depth / 4;
+  return left > for_others ? left - for_others : 0;
 }
 
 void Mover::revive() {
@@ -80,6 +87,9 @@ void Mover::take_up(Claim&& claim) {
   flight = Flight{.claim = std::move(claim)};
   flight.started = Clock::now();
   flight.claim.transfer->mark_started(flight.started);
+  if (classes_in_use()) [[unlikely]] {
+    background_.governor().begins(flight.claim.transfer->priority(), flight.started);
+  }
   if (const SyncStep* step = flight.claim.step) {
     flight.attempt.kind = step->kind;
     flight.fd = step->fd;
@@ -206,6 +216,10 @@ bool Mover::take_slot(Flight& flight) {
 // memory.
 bool Mover::slot_is_free_for(const Flight& flight) const noexcept {
   if (free_slots_.empty()) return false;
+  if (classes_in_use()) [[unlikely]] {
+    if (flight.claim.transfer->priority() == Priority::urgent) return true;
+    if (free_slots_.size() <= slots_for_urgent()) return false;
+  }
   if (flight.claim.run->gpu >= 0 || slot_bytes_under_way_ == 0) return true;
   const std::size_t limit = options_.slot_bytes_in_flight;
   return slot_bytes_under_way_ < limit && flight.claim.block.bytes <= limit - slot_bytes_under_way_;
@@ -216,8 +230,9 @@ bool Mover::counts_for_cache(const Flight& flight) noexcept {
 }
 
 // If flights starve although slots are free, their memory is the CPU's.
-bool Mover::has_slots_for(const Run& run) const noexcept {
-  return starved_.empty() || (run.gpu >= 0 && !free_slots_.empty());
+bool Mover::has_slots_for(const Run& run, Priority priority) const noexcept {
+  if (priority == Priority::urgent) return !free_slots_.empty();
+  return starved_.empty() || (run.gpu >= 0 && free_slots_.size() > slots_for_urgent());
 }
 
 void Mover::feed_starved() {
@@ -348,6 +363,10 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
                          .begin = flight.started});
   // Nobody has cancelled it: the kernel could start no thread for it.
   if (result == -ECANCELED && !transfer.stopping()) result = -EAGAIN;
+  if (classes_in_use()) [[unlikely]] {
+    background_.governor().ended(transfer.priority(), transfer.direction(), flight.attempt.bytes,
+                                 flight.started, Clock::now());
+  }
   const Judgement judgement =
       flight.claim.run == nullptr
           ? judge(flight.attempt, result)
@@ -359,6 +378,7 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
       } else if (transfer.witness != nullptr ||
                  (flight.slot >= 0 && flight.attempt.kind == RequestKind::read)) {
         if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
+        leave_background(flight);
         flight.stage = Stage::landed;
         landed_.push_back(index);
       } else {
@@ -388,6 +408,7 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
 void Mover::finish(std::uint32_t index) {
   Flight& flight = flights_[index];
   if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
+  leave_background(flight);
   if (flight.slot >= 0) free_slots_.push_back(flight.slot);
   if (flight.file_index >= 0) files_.give_back(*flight.claim.run);
   std::shared_ptr<Transfer> transfer = std::move(flight.claim.transfer);

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "engines/engine.h"
+#include "handle/governor.h"
 #include "handle/gpu_copies.h"
 #include "handle/ledger.h"
 #include "handle/registrations.h"
@@ -42,7 +43,7 @@ class Mover {
   using Nanoseconds = engines::Engine::Nanoseconds;
 
   Mover(const MoverOptions& options, std::unique_ptr<engines::Engine> engine, Ledger& ledger,
-        os::System& system);
+        os::System& system, Background& background);
   ~Mover() = default;
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
@@ -57,9 +58,11 @@ class Mover {
   [[nodiscard]] bool idle() const noexcept { return free_.size() == flights_.size(); }
   // How many more blocks fit into the queue. Blocks that have landed no longer count.
   [[nodiscard]] std::size_t flights_left() const noexcept;
+  // The same for blocks of background operations, which leave some to others.
+  [[nodiscard]] std::size_t flights_left_for_background() const noexcept;
   // Whether blocks wait for slots, and whether a block of this run would get one.
   [[nodiscard]] bool starving() const noexcept { return !starved_.empty(); }
-  [[nodiscard]] bool has_slots_for(const Run& run) const noexcept;
+  [[nodiscard]] bool has_slots_for(const Run& run, Priority priority) const noexcept;
   // Whether this many blocks would get slots at once.
   [[nodiscard]] bool has_slots(std::size_t count) const noexcept {
     return slot_region_ == nullptr ? count <= options_.slots : count <= free_slots_.size();
@@ -147,6 +150,12 @@ class Mover {
   [[nodiscard]] engines::Submitted offer(std::size_t begin, std::size_t end);
   void completed(std::uint32_t index, std::int32_t result);
   void finish(std::uint32_t index);
+  // Once nothing of the flight is with the drive any more.
+  void leave_background(Flight& flight) noexcept {
+    if (flight.claim.background_bytes == 0) [[likely]]
+      return;
+    background_.ends(std::exchange(flight.claim.background_bytes, 0));
+  }
   void fail(std::uint32_t index, int code);
   void fail(std::uint32_t index, const Error& error);
   void unloaded(std::uint32_t index);
@@ -160,12 +169,17 @@ class Mover {
   void revive_delayed();
   [[nodiscard]] bool take_slot(Flight& flight);
   [[nodiscard]] bool slot_is_free_for(const Flight& flight) const noexcept;
+  // How many slots only urgent operations get, once the process uses classes.
+  [[nodiscard]] std::size_t slots_for_urgent() const noexcept {
+    return classes_in_use() ? options_.slots / 4 : 0;
+  }
   // Whether the flight has a slot whose bytes should stay in the CPU's cache.
   [[nodiscard]] static bool counts_for_cache(const Flight& flight) noexcept;
 
   const MoverOptions options_;
   Ledger& ledger_;
   os::System& system_;
+  Background& background_;  // of the crew
   std::unique_ptr<engines::Engine> engine_;
   RegisteredRegions regions_;
   RegisteredFiles files_;

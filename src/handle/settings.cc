@@ -156,7 +156,8 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
           .lane_mover = lane_mover(options),
           .lanes = lanes_of(options, engine),
           .close_limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-              std::chrono::duration<double>(options.close_limit_seconds))};
+              std::chrono::duration<double>(options.close_limit_seconds)),
+          .governor = &Governor::of(device.number)};
 }
 
 ProcessShare take_share(CrewOptions& crew, const HandleOptions& options, ProcessLimits& limits) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "handle/crew.h"
+#include "handle/governor.h"
 #include "handle/lane.h"
 #include "os/system.h"
 #include "os/thread.h"
@@ -129,6 +130,7 @@ const Run* Transfer::next_through_slot(Leg& leg) noexcept {
 
 void Transfer::claim(const std::shared_ptr<Transfer>& self, Leg& leg, Claim& out) {
   out.transfer = self;
+  out.background_bytes = 0;
   --leg.unclaimed;
   if (syncing_) {
     out.run = nullptr;
@@ -355,6 +357,7 @@ void Transfer::check_process() const {
 bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   if (done()) return true;
   check_process();
+  raise_for_waiter();
   if (const auto crew = crew_of_lane()) {
     lane->wait_until(*this, deadline);
     if (done()) return true;
@@ -369,6 +372,22 @@ bool Transfer::wait_until(std::optional<Clock::time_point> deadline) {
   }
   --waiters_;
   return done();
+}
+
+void Transfer::raise_for_waiter() noexcept {
+  if (classes_in_use()) [[unlikely]]
+    raise(scope_priority().value_or(of_waiters_));
+}
+
+void Transfer::raise(Priority priority) noexcept {
+  if (done() || generation_ != os::fork_generation()) return;
+  Priority before = this->priority();
+  do {
+    if (priority >= before) return;  // urgent is the first
+  } while (!priority_.compare_exchange_weak(before, priority));
+  for (Leg& leg : legs) {
+    if (const std::shared_ptr<Crew> crew = leg.owner.lock()) crew->raise(leg);
+  }
 }
 
 void Transfer::cancel(const char* why) noexcept {

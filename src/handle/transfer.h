@@ -86,6 +86,7 @@ struct Claim {
   const Run* run = nullptr;
   const SyncStep* step = nullptr;
   Block block;
+  std::uint32_t background_bytes = 0;  // that count as under way in the background
 };
 
 // After this many blocks of an operation, claimed by one worker or by several, it is the next
@@ -133,6 +134,20 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::string_view engine_name;
   std::shared_ptr<const std::string> engine_reason;
   void count_blocks();  // once all of the above is set
+
+  // --- Its class ---
+  // Before it is queued: its priority, and that of threads that wait for it without a scope.
+  void set_priority(Priority own, Priority of_waiters) noexcept {
+    priority_.store(own, std::memory_order_relaxed);
+    of_waiters_ = of_waiters;
+  }
+  [[nodiscard]] Priority priority() const noexcept {
+    return priority_.load(std::memory_order_relaxed);
+  }
+  // Gives it this priority, if that is higher.
+  void raise(Priority priority) noexcept;
+  // The same for the calling thread, which waits for it or is about to.
+  void raise_for_waiter() noexcept;
 
   // --- Claiming: only with the lock of the leg's crew held ---
   [[nodiscard]] bool claimable(const Leg& leg) const noexcept {
@@ -227,6 +242,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::atomic<std::uint64_t> moved_bytes_{0};
   std::atomic<std::int64_t> started_{0};  // since the clock's epoch; 0: not yet
 
+  std::atomic<Priority> priority_{Priority::normal};
+  Priority of_waiters_ = Priority::normal;
   std::atomic<bool> on_lane_{false};
   std::atomic<bool> syncing_{false};
   bool directories_found_ = false;  // used by prepare_steps() alone

@@ -27,7 +27,8 @@ Nanoseconds fence_poll_pause(unsigned polls) noexcept {
 
 Worker::Worker(Crew& crew, std::unique_ptr<engines::Engine> engine)
     : crew_(crew),
-      mover_(crew.options().mover, std::move(engine), *crew.ledger(), crew.system()),
+      mover_(crew.options().mover, std::move(engine), *crew.ledger(), crew.system(),
+             crew.background()),
       claims_(std::min<std::size_t>(crew.options().mover.queue_depth, turn_blocks)) {}
 
 void Worker::join() {
@@ -118,6 +119,7 @@ void Worker::wait() {
   Nanoseconds limit = mover_.wait_limit();
   if (crew_.fenced()) limit = std::min(limit, fence_poll_pause(mover_.polls()));
   if (crew_.finishing()) limit = std::min(limit, finishing_pause);
+  limit = std::min(limit, std::exchange(held_for, Nanoseconds::max()));
   mover_.wait(limit);
   mover_.judge_waited();
   note_use();

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -33,11 +35,16 @@ class Worker {
   [[nodiscard]] double cpu_seconds();
 
   bool asleep = false;  // guarded by the crew's lock
+  // How long what the last claim() left in the queue has to wait; for the worker's own thread.
+  std::chrono::nanoseconds held_for = std::chrono::nanoseconds::max();
 
   // For the crew, on the worker's own thread.
   [[nodiscard]] bool starving() const noexcept { return mover_.starving(); }
-  [[nodiscard]] bool has_slots_for(const Run& run) const noexcept {
-    return mover_.has_slots_for(run);
+  [[nodiscard]] bool has_slots_for(const Run& run, Priority priority) const noexcept {
+    return mover_.has_slots_for(run, priority);
+  }
+  [[nodiscard]] std::size_t flights_left_for_background() const noexcept {
+    return mover_.flights_left_for_background();
   }
 
  private:

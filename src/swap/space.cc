@@ -118,6 +118,8 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
         [self = shared_from_this(), name, version, transfer](handle::Outcome outcome) {
           self->written(name, version, outcome, transfer);
         });
+    const std::lock_guard lock(mutex_);
+    version->write = transfer->weak_from_this();
     return operation;
   } catch (...) {
     written(name, version, handle::Outcome::failed, nullptr);
@@ -275,6 +277,22 @@ std::shared_ptr<const Space::Prefetched> Space::take_prefetched(Entry& entry) {
   return std::exchange(entry.prefetched, nullptr);
 }
 
+void Space::raise_all() {
+  if (!handle::classes_in_use()) return;
+  std::vector<std::shared_ptr<handle::Transfer>> holders;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      for (const auto& version : entry.versions) holders.push_back(version->write.lock());
+      if (entry.prefetched == nullptr) continue;
+      holders.push_back(entry.prefetched->operation.transfer().shared_from_this());
+    }
+  }
+  for (const auto& holder : holders) {
+    if (holder != nullptr) holder->raise_for_waiter();
+  }
+}
+
 bool Space::evict() {
   std::shared_ptr<const Prefetched> victim;
   const std::lock_guard lock(mutex_);
@@ -310,6 +328,7 @@ std::shared_ptr<Lease> Space::take(std::size_t bytes, SwapSpace::Clock::time_poi
         const std::lock_guard lock(mutex_);
         ++counts_.waits;
       }
+      raise_all();
       if (until != nullptr) {
         until->when_done([arena = std::weak_ptr(arena_)] {
           if (const std::shared_ptr<Arena> waited_for = arena.lock()) waited_for->touch();
@@ -373,7 +392,11 @@ std::shared_ptr<Space::Version> Space::settled(std::string_view key, const char*
   for (;;) {
     std::shared_ptr<Version> version = find(key, operation).versions.back();
     if (!version->pending) return version;
-    settled_.wait(lock);
+    const std::shared_ptr<handle::Transfer> write = version->write.lock();
+    lock.unlock();
+    if (write != nullptr) write->raise_for_waiter();
+    lock.lock();
+    if (version->pending) settled_.wait(lock);
     if (version->failed) {
       throw wrong(operation, key, EIO,
                   "its last write has failed; the tensor still has its older bytes");

@@ -72,6 +72,7 @@ class Space : public std::enable_shared_from_this<Space> {
     bool failed = false;
     unsigned readers = 0;                    // of that memory; the write ends after them
     std::shared_ptr<handle::Transfer> held;  // the write, if the last reader must end it
+    std::weak_ptr<handle::Transfer> write;
   };
 
   struct Prefetched {
@@ -103,6 +104,8 @@ class Space : public std::enable_shared_from_this<Space> {
                std::span<std::byte> memory, std::uint64_t offset);
   // Takes the prefetched bytes out of an entry; nullptr if it has none.
   [[nodiscard]] std::shared_ptr<const Prefetched> take_prefetched(Entry& entry);
+  // The calling thread waits for a buffer: gives all operations that hold one its priority.
+  void raise_all();
   // Drops one finished prefetch to free its room. Returns false if there is none.
   [[nodiscard]] bool evict();
   void check_generation() const;

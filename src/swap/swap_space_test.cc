@@ -351,6 +351,20 @@ TEST_F(SwapSpaceTest, who_waits_for_room_and_an_operation_gets_what_comes_first)
   other.wait();
 }
 
+TEST_F(SwapSpaceTest, who_waits_for_room_raises_the_writes_that_hold_it) {
+  Gate gate;
+  SwapSpace space = gated(gate);
+  const std::optional<SwapBuffer> buffer = space.take(buffer_bytes);
+  const PriorityScope low(Priority::background);
+  const Operation put = space.put("t", buffer.value().bytes());
+  EXPECT_EQ(put.transfer().priority(), Priority::background);
+  const PriorityScope high(Priority::urgent);
+  EXPECT_FALSE(space.take(4096, SwapSpace::Clock::now()));
+  EXPECT_EQ(put.transfer().priority(), Priority::urgent);
+  gate.open();
+  EXPECT_EQ(outcome_code(put), 0);
+}
+
 TEST_F(SwapSpaceTest, memory_stays_what_was_configured) {
   SwapOptions some = options();
   some.buffer_bytes = 32 * MiB;

@@ -44,6 +44,7 @@ PUBLIC_HEADERS = {
     "operation.h": "handle",
     "options.h": "base",
     "pinned_buffer.h": "memory",
+    "priority.h": "handle",
     "stats.h": "handle",
     "swap_space.h": "swap",
     "tensorferry.h": "swap",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 
 import torch
 
+from .._core import PriorityScope
 from .._memory.reading import OlderValues
 from .._memory.spreading import spread
 from .._memory.stored_parameter import StoredParameter
@@ -200,12 +201,13 @@ class Residency:
         self._misses += is_late
         self._hits += not is_late
         self._late.discard(unit)
-        if unit.memory is None:
-            unit.begin(self._take(unit))
-        with span("wait for weights"):
-            unit.buffer.wait_for_first()  # other reads would take their share of the drive
+        with PriorityScope("urgent"):  # somebody waits
+            if unit.memory is None:
+                unit.begin(self._take(unit))
+            with span("wait for weights"):
+                unit.buffer.wait_for_first()  # other reads would take their share of the drive
         self._bring_ahead(self._order.next_use(unit))
-        with span("wait for weights"):
+        with PriorityScope("urgent"), span("wait for weights"):
             unit.buffer.wait()
 
     def _bring_ahead(self, latest: int) -> None:
