@@ -11,6 +11,8 @@ namespace {
 
 // How soon a worker looks again at what the governor holds back. Its own completions come sooner.
 constexpr std::chrono::milliseconds governor_pause{2};
+// And at what a rate holds back, at the latest: somebody may change the rate.
+constexpr std::chrono::milliseconds rate_pause_max{20};
 
 // A sync moves no bytes, but it keeps the drive busy.
 constexpr std::uint64_t charge_min = 4 * KiB;
@@ -117,7 +119,9 @@ std::size_t ClaimQueue::claim_of(Priority priority, Worker& worker, std::span<Cl
     if (rate_ != nullptr) due = std::max(due, rate_->due_in(now));
     const bool admitted = !background || background_.idle() || background_.governor().admits(now);
     if (!admitted) due = std::max<Clock::duration>(due, governor_pause);
-    if (due > Clock::duration::zero()) worker.held_for = std::min(worker.held_for, due);
+    if (due > Clock::duration::zero()) {
+      worker.held_for = std::min<Clock::duration>({worker.held_for, due, rate_pause_max});
+    }
     return due == Clock::duration::zero();
   };
   return claim_from(legs, worker, out, may_claim, [&](Claim& claim) {

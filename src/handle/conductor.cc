@@ -353,10 +353,14 @@ Result<Operation> Conductor::sync(const std::shared_ptr<files::OpenFile>& file,
 
 Status Conductor::transfer_now(Direction direction, Part&& part, Durability durability,
                                std::optional<Priority> priority) {
-  const Priority chosen = choose_priority(priority, options_.priority);
+  Priority chosen = Priority::normal;
+  const bool by_class = priority.has_value() || classes_in_use();
+  if (by_class) [[unlikely]]
+    chosen = choose_priority(priority, options_.priority);
   const bool by_gpu_crew = part.gpu >= 0 && engines::moves_gpu_memory(options_.engine);
   const bool by_polling = options_.polling == Polling::completion;
-  if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling && !held_back(chosen)) {
+  if (inline_mover_.fits(direction, part) && !by_gpu_crew && !by_polling &&
+      !(by_class && held_back(chosen))) {
     if (Status checked = check_open(); !checked.ok()) return checked;
     if (Status checked = check_part(direction, part); !checked.ok()) return checked;
     Fences fences;
@@ -366,14 +370,25 @@ Status Conductor::transfer_now(Direction direction, Part&& part, Durability dura
       fences = std::move(found.value());
     }
     const os::GpuFence* fence = fences.empty() ? nullptr : fences.front().get();
-    if (auto done = inline_mover_.try_transfer(direction, part, fence, durability, chosen)) {
+    Operation::Clock::time_point begin;
+    if (by_class) [[unlikely]] {
+      begin = Operation::Clock::now();
+      Governor::of(part.file->device().number).begins(chosen, begin);
+    }
+    if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) {
+      if (by_class) [[unlikely]] {
+        Governor::of(part.file->device().number)
+            .ended(chosen, direction, part.bytes, begin, Operation::Clock::now());
+      }
       return *done;
     }
   }
   Result<Operation> operation =
       transfer(direction, {&part, 1}, durability, Caller::waits, no_witness, chosen);
   if (!operation.ok()) return operation.error();
-  const PriorityScope scope(chosen);  // waiting does not raise what the caller chose
+  std::optional<PriorityScope> scope;  // waiting does not raise what the caller chose
+  if (by_class) [[unlikely]]
+    scope.emplace(chosen);
   try {
     operation.value().wait();
   } catch (const Error& error) {

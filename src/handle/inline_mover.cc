@@ -7,7 +7,6 @@
 
 #include "base/alignment.h"
 #include "files/growth.h"
-#include "handle/governor.h"
 #include "handle/retry.h"
 #include "handle/trace.h"
 #include "handle/transfer.h"
@@ -48,13 +47,9 @@ bool InlineMover::fits(Direction direction, const Part& part) const noexcept {
 }
 
 std::optional<Status> InlineMover::try_transfer(Direction direction, const Part& part,
-                                                const os::GpuFence* fence, Durability durability,
-                                                Priority priority) {
+                                                const os::GpuFence* fence, Durability durability) {
   const auto begin = Operation::Clock::now();
   files::OpenFile& file = *part.file;
-  if (classes_in_use()) [[unlikely]] {
-    Governor::of(file.device().number).begins(priority, begin);
-  }
   const Piece piece{part.memory, part.bytes, 0};
   const std::size_t granularity = granularity_of(file);
   const Plan plan(direction, part.offset, {&piece, 1}, rules_of(part),
@@ -85,16 +80,12 @@ std::optional<Status> InlineMover::try_transfer(Direction direction, const Part&
 
   ledger_->add(&Stats::inline_operations);
   if (status.ok()) ledger_->add_moved(direction, part.bytes);
-  const auto end = Operation::Clock::now();
-  if (classes_in_use()) [[unlikely]] {
-    Governor::of(file.device().number).ended(priority, direction, part.bytes, begin, end);
-  }
   ledger_->operation_ended({.verb = verb_of(direction),
                             .id = id,
                             .path = file.path(),
                             .bytes = status.ok() ? part.bytes : 0,
                             .begin = begin,
-                            .end = end,
+                            .end = Operation::Clock::now(),
                             .error = status.ok() ? nullptr : &status.error()});
   return status;
 }

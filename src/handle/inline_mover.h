@@ -37,8 +37,8 @@ class InlineMover {
   // Moves the part and syncs, and returns when that is done. Touches memory of a GPU only after the
   // fence, if one is given. Does nothing and returns nullopt if no slot is free or large enough.
   [[nodiscard]] std::optional<Status> try_transfer(Direction direction, const Part& part,
-                                                   const os::GpuFence* fence, Durability durability,
-                                                   Priority priority);
+                                                   const os::GpuFence* fence,
+                                                   Durability durability);
 
  private:
   struct Slot {

@@ -375,10 +375,12 @@ TEST_F(Classes, a_handle_that_closes_finishes_its_writes_at_once_whatever_the_ra
 }
 
 TEST_F(Classes, a_rate_that_is_taken_back_lets_go_of_what_it_held) {
-  auto rate = std::make_unique<BackgroundRate>(64 * KiB);
+  auto rate = std::make_unique<BackgroundRate>(1);
   Handle handle(options());
   Memory memory(64 * block);
   const Operation read = handle.read(memory.bytes(), *file, 0, {}, background);
+  const PriorityScope raises_nothing(background);
+  EXPECT_FALSE(read.wait_for(10ms));
   rate.reset();
   EXPECT_EQ(outcome_code(read), 0);
 }
