@@ -127,7 +127,7 @@ class ActivationHooks(ChainedHooks):
             or Stretch.of(tensor).nbytes < self._keep_bytes
         ):
             return True
-        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+        if tensor.is_conj() or tensor.is_neg() or torch._is_zerotensor(tensor):
             return True
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:

@@ -113,7 +113,7 @@ class ActivationStore:
     def _find(self, tensor: torch.Tensor, part: Stretch) -> tuple[SavedStorage, int] | None:
         """Returns the memory that was saved with a tensor in it, and where that begins."""
         storage = tensor.untyped_storage()
-        for known in self._known.get(storage._cdata, ()):
+        for known in self._known.get(StorageWeakRef(storage).cdata, ()):
             is_same = known.address == storage.data_ptr() and known.version.is_current()
             if is_same and known.stretch.has(part):
                 return known.saved, known.stretch.begin
@@ -152,9 +152,10 @@ class ActivationStore:
     def _note_known(self, saved: SavedStorage, tensor: torch.Tensor, stretch: Stretch) -> None:
         """Says that a storage of torch's has the bytes of this one."""
         storage = tensor.untyped_storage()
-        number = storage._cdata
+        reference = StorageWeakRef(storage)
+        number = reference.cdata
         others = [one for one in self._known.get(number, ()) if one.saved is not saved]
-        known = Known(StorageWeakRef(storage), storage.data_ptr(), stretch, saved, Version(tensor))
+        known = Known(reference, storage.data_ptr(), stretch, saved, Version(tensor))
         self._known[number] = [*others, known]
         saved.known_as.append(number)
 
