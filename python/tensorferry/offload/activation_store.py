@@ -9,6 +9,7 @@ import collections
 import contextlib
 import heapq
 import itertools
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +51,7 @@ class ActivationStore:
     def __init__(self, space: SwapSpace, max_bytes: int) -> None:
         self.space = space
         self._max_bytes = max_bytes
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._storages: dict[int, SavedStorage] = {}  # by their numbers
@@ -330,6 +332,8 @@ class ActivationStore:
     def release(self, saved: SavedStorage) -> None:
         """Autograd keeps one tensor less in this storage. May be called at any time, in any thread,
         also in the middle of another call."""
+        if os.getpid() != self._process:  # a forked child has copies of graphs, and no files
+            return
         self._released.append(saved)
         if self._lock.acquire(blocking=False):
             try:

@@ -78,12 +78,12 @@ class SavedActivation:
         """`offset` is where the tensor begins in the stretch of the storage, in bytes."""
         self._store = store
         self._storage = storage
+        storage.users += 1
         self._dtype = tensor.dtype
         self._size = tensor.size()
         self._stride = tensor.stride()
         self._offset = offset
         self._version = Version(tensor)
-        storage.users += 1
 
     def __del__(self) -> None:
         self._store.release(self._storage)

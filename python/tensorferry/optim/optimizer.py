@@ -50,6 +50,7 @@ class Offloaded(torch.optim.Optimizer):
       MemoryBudget for what that has left.
     - `max_gpu_bytes`: the same in the memory of the GPU that steps.
     - `overlap`: "backward" steps parameters while the backward pass runs, inside last_backward().
+      True and False are the setting of the SwapSpace.
     - `fast_init`: False reserves the space on the drive now rather than at the first step.
     - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.
     """
@@ -71,7 +72,7 @@ class Offloaded(torch.optim.Optimizer):
         moments: str = "fp32",
         max_cpu_bytes: Limit = 0,
         max_gpu_bytes: Limit = 0,
-        overlap: str | None = None,
+        overlap: str | bool | None = None,
         fast_init: bool = True,
         **handle_options: Any,
     ) -> None:
@@ -81,6 +82,9 @@ class Offloaded(torch.optim.Optimizer):
                 f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
                 "least 1"
             )
+        if isinstance(overlap, bool):  # that of the SwapSpace
+            handle_options["overlap"] = overlap
+            overlap = None
         _check_overlap(overlap, offload_gradients)
         kept = KeptStates(max_cpu_bytes, max_gpu_bytes)
         stepper = Stepper(optimizer)
@@ -98,7 +102,7 @@ class Offloaded(torch.optim.Optimizer):
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
         self._traffic = Traffic()
-        self.overlap = overlap
+        self.overlap: str | None = overlap
         self._order = BackwardOrder()
         self._begun: BackwardStep | None = None  # by last_backward(), and not finished
         self._store: StateStore | None = None
@@ -232,10 +236,7 @@ class Offloaded(torch.optim.Optimizer):
         if self._begun is not None:
             self._finish(self._begun, gradient_scale)
             return loss
-        if any(is_spent(param.grad) for group in self.param_groups for param in group["params"]):
-            raise RuntimeError(
-                "the last step has used up its gradients: call zero_grad() and backward() first"
-            )
+        self._check_not_spent()
         with span("optimizer step"):
             step = self._new_step(gradient_scale)
             self._edits.note_rounded(step.run(self.param_groups))
@@ -278,6 +279,7 @@ class Offloaded(torch.optim.Optimizer):
         if self.overlap is None:
             raise RuntimeError('last_backward() needs overlap="backward", given to this optimizer')
         self._check_no_step("another last_backward()")
+        self._check_not_spent()
         self._check_one_rank()
         with torch.no_grad():
             store = self._open()
@@ -308,6 +310,12 @@ class Offloaded(torch.optim.Optimizer):
     def _check_no_step(self, what: str) -> None:
         if getattr(self, "_begun", None) is not None:  # torch's constructor adds groups
             raise RuntimeError(f"last_backward() has begun a step: call step() before {what}")
+
+    def _check_not_spent(self) -> None:
+        if any(is_spent(param.grad) for group in self.param_groups for param in group["params"]):
+            raise RuntimeError(
+                "the last step has used up its gradients: call zero_grad() and backward() first"
+            )
 
     def _check_one_rank(self) -> None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
