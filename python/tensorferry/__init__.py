@@ -114,6 +114,7 @@ def initialize(
     optimizer: torch.optim.Optimizer | None = None,
     model_parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | None = None,
     max_cpu_bytes: int | str | MemoryBudget | None = None,
+    overlap: str | None = None,
 ) -> tuple[Model, ConfiguredOptimizer | Any]:
     """Sets up a model and its optimizer from a DeepSpeed configuration: (model, optimizer).
 
@@ -127,7 +128,8 @@ def initialize(
     names an optimizer, it is None, and the weights stay on NVMe as long as the model lives.
 
     `max_cpu_bytes` is one number for weights and states together, or "auto": see MemoryBudget. It
-    takes the place of what max_in_cpu, buffer_size and ratio say.
+    takes the place of what max_in_cpu, buffer_size and ratio say. overlap="backward" steps during
+    the last backward(loss) of a batch.
     """
     from ._config.initialize import initialize as with_torch
 
@@ -138,6 +140,7 @@ def initialize(
         optimizer=optimizer,
         model_parameters=model_parameters,
         max_cpu_bytes=max_cpu_bytes,
+        overlap=overlap,
     )
     return made
 

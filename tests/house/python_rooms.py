@@ -42,7 +42,8 @@ FOREIGN_ATTRIBUTES = {
     "_parameters",
     "_schema",  # of torch's operators
     "_untyped_storage",  # of torch.TypedStorage
-    "_version",  # of torch.Tensor
+    "_base",  # of torch.Tensor
+    "_version",
 }
 
 

@@ -32,6 +32,7 @@ def initialize(
     optimizer: torch.optim.Optimizer | None = None,
     model_parameters: Iterable[Any] | None = None,
     max_cpu_bytes: int | str | MemoryBudget | None = None,
+    overlap: str | None = None,
 ) -> tuple[torch.nn.Module, ConfiguredOptimizer | None]:
     """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
@@ -49,6 +50,7 @@ def initialize(
     params = None if model_parameters is None else list(model_parameters)
     _check(settings, optimizer, options, params or ())
     budget = _budget(settings, max_cpu_bytes)
+    _check_overlap(settings, overlap)
     for section in (settings.offload_param, settings.offload_optimizer):
         if section["device"] == "nvme":
             open_space(section["nvme_path"], PAGE, **settings.handle_options).close()
@@ -58,9 +60,9 @@ def initialize(
     try:
         if kind is not None:
             given = list(model.parameters()) if params is None else params
-            optimizer = _make(kind, options, given, settings, budget)
+            optimizer = _make(kind, options, given, settings, budget, overlap)
         elif optimizer is not None and settings.offload_optimizer["device"] == "nvme":
-            optimizer = optim.offload(optimizer, **_offload_options(settings, budget))
+            optimizer = optim.offload(optimizer, **_offload_options(settings, budget, overlap))
         if optimizer is None:
             return model, None
         return model, ConfiguredOptimizer(optimizer, settings, weights)
@@ -167,7 +169,31 @@ def _chosen(section: tuple[Any, Section]) -> tuple[type[torch.optim.Optimizer], 
     return kind, options
 
 
-def _offload_options(config: Config, budget: MemoryBudget | None) -> dict[str, Any]:
+def _check_overlap(config: Config, overlap: str | None) -> None:
+    """Raises ConfigError where gradients would have to wait for the step in memory."""
+    if overlap is None:
+        return
+    if config.offload_optimizer["device"] != "nvme":
+        raise ConfigError(
+            "overlap hides the drive behind the backward pass, and the configuration keeps the "
+            "states in memory: name offload_optimizer in zero_optimization, or leave it out"
+        )
+    if config.handle_options.get("overlap") is False:
+        raise ConfigError(
+            "aio.overlap_events is false, which is for measuring, and overlap is given: choose one"
+        )
+    waits = config.gradient_accumulation_steps > 1 or config.gradient_clipping > 0
+    if config.offload_param["device"] == "nvme" and (waits or config.check_overflow):
+        raise ConfigError(
+            "with zero_optimization.offload_param on nvme, overlap needs gradients that are final "
+            "as soon as they are computed: leave out gradient_accumulation_steps, "
+            "gradient_clipping and fp16, or overlap"
+        )
+
+
+def _offload_options(
+    config: Config, budget: MemoryBudget | None, overlap: str | None
+) -> dict[str, Any]:
     """Returns the arguments of optim.offload()."""
     section = config.offload_optimizer
     return {
@@ -180,8 +206,9 @@ def _offload_options(config: Config, budget: MemoryBudget | None) -> dict[str, A
         # DeepSpeed's ratio is the share that it offloads.
         "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%" if budget is None else budget,
         # If the weights do not fit into memory, neither do their gradients.
-        "offload_gradients": config.offload_param["device"] == "nvme",
+        "offload_gradients": config.offload_param["device"] == "nvme" and overlap is None,
         **config.handle_options,
+        **({} if overlap is None else {"overlap": overlap}),
     }
 
 
@@ -191,12 +218,14 @@ def _make(
     params: list[Any],
     config: Config,
     budget: MemoryBudget | None,
+    overlap: str | None,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer of the configuration."""
     fused: dict[str, Any] = {"fused": True} if kind in (torch.optim.Adam, torch.optim.AdamW) else {}
     if config.offload_optimizer["device"] == "nvme":
         optimizer = kind(params, **options, **fused)
-        return optim.Offloaded(optimizer, master_weights=True, **_offload_options(config, budget))
+        offloading = _offload_options(config, budget, overlap)
+        return optim.Offloaded(optimizer, master_weights=True, **offloading)
     if any(param.dtype in HALF for group in params for param in _params_of(group)):
         return MasterWeights(kind, params, **options, **fused)
     return kind(params, **options, **fused)

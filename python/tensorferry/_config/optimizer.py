@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from typing import Any, NoReturn
@@ -70,7 +71,24 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         self._backwards += 1
         if self._loss_scale is not None:
             loss = loss.float() * self._loss_scale.value
-        loss.backward(**options)
+        with self._announced():
+            loss.backward(**options)
+
+    def _announced(self) -> contextlib.AbstractContextManager[None]:
+        """Tells an optimizer that steps in the backward pass which one is the last of a batch."""
+        overlaps = isinstance(self.optimizer, Offloaded) and self.optimizer.overlap is not None
+        if not overlaps or self._micro < self._steps - 1:
+            return contextlib.nullcontext()
+        if self._needs_norm:
+            return self.optimizer.last_backward(clips=True)
+        scale = 1.0 / self._steps
+        return self.optimizer.last_backward(gradient_scale=None if scale == 1.0 else scale)
+
+    @property
+    def _needs_norm(self) -> bool:
+        """Whether the step depends on all gradients: on their norm, or on whether they are
+        finite."""
+        return self._clipping > 0 or self._check_overflow or self._loss_scale is not None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -113,7 +131,9 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
 
     def _step_scaled(self, scale: float | torch.Tensor) -> None:
-        if isinstance(scale, float) and scale == 1.0:
+        if isinstance(self.optimizer, Offloaded) and self.optimizer.is_stepping:
+            self.optimizer.step()  # with the same scale since last_backward()
+        elif isinstance(scale, float) and scale == 1.0:
             self.optimizer.step()
         elif isinstance(self.optimizer, (Offloaded, MasterWeights)):
             self.optimizer.step(gradient_scale=scale)

@@ -11,6 +11,8 @@ import os
 
 # How much is freed before it goes back: less is not worth the time.
 _PORTION = 4 << 20
+# What glibc maps by itself goes back at once.
+_MAPPED = 4 << 20
 
 _library = ctypes.CDLL(None)
 _freed = 0
@@ -27,7 +29,7 @@ def map_large_blocks() -> None:
     mallopt = getattr(_library, "mallopt", None)
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-        mallopt(mmap_threshold, 4 << 20)
+        mallopt(mmap_threshold, _MAPPED)
         mallopt(trim_threshold, 8 << 20)
 
 
@@ -41,3 +43,9 @@ def note_freed(nbytes: int) -> None:
         trim = getattr(_library, "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def note_block_freed(nbytes: int) -> None:
+    """Counts the bytes of one freed tensor, if it lay on the heap after map_large_blocks()."""
+    if nbytes < _MAPPED:
+        note_freed(nbytes)

@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._memory.budget import MemoryBudget
-from .._memory.buffers import NvmePath
+from .._memory.buffers import NvmePath, open_space
+from .._memory.heap import map_large_blocks
+from .._memory.layout import page_up
+from .activation_hooks import OffloadedActivations
+from .activation_store import ActivationStore
 from .offloaded import OffloadedParameters, offload_model
 from .places import budgeted_place_of, place_of
 
@@ -27,7 +31,13 @@ if TYPE_CHECKING:
     from .in_place import Rename
     from .stored_files import CheckpointPath
 
-__all__ = ["OffloadedParameters", "checkpoint", "parameters"]
+__all__ = [
+    "OffloadedActivations",
+    "OffloadedParameters",
+    "activations",
+    "checkpoint",
+    "parameters",
+]
 
 
 def parameters(
@@ -121,3 +131,30 @@ def checkpoint(
         strict,
         handle_options,
     )
+
+
+def activations(
+    nvme_path: NvmePath,
+    max_cpu_bytes: int = 1 << 30,
+    *,
+    keep_bytes: int = 64 << 10,
+    **handle_options: Any,
+) -> OffloadedActivations:
+    """Returns what moves the tensors to NVMe that autograd saves for the backward pass, in a
+    `with` block around the forward pass.
+
+    They pass through `max_cpu_bytes` of page-locked memory. The oldest go to the drive behind the
+    forward pass, and come back in reverse order ahead of the backward pass; what is still in that
+    memory then is not read. Parameters, other leaves and tensors of less than `keep_bytes` bytes
+    stay where they are. Tensors of a GPU leave its memory. The results are the same to the last
+    bit, and a tensor that is changed in place after autograd has saved it raises, as without.
+
+    Make it once and use it for every pass: it takes its memory at once and keeps it.
+    """
+    for name, value in (("max_cpu_bytes", max_cpu_bytes), ("keep_bytes", keep_bytes)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a number of bytes of at least 1, got {value!r}")
+    max_bytes = page_up(max_cpu_bytes)
+    map_large_blocks()
+    space = open_space(nvme_path, max_bytes, **handle_options)
+    return OffloadedActivations(ActivationStore(space, max_bytes), keep_bytes)

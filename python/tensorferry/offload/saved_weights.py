@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from .._memory.stored_parameter import StoredParameter
 from .graphs import outside_graphs
 from .residency import Residency
+from .saved_tensors import ChainedHooks, Hooks, chain, current_hooks
 from .unit import Unit
 
 
@@ -30,26 +30,22 @@ class SavedWeight:
 
 def save_weights(residency: Residency, at_end: contextlib.ExitStack) -> None:
     """Makes autograd save a SavedWeight for each weight, until the stack `at_end` closes."""
-    others = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if others is not None:
-        owner = getattr(others[0], "__self__", None)
+    before = current_hooks()
+    for pack, _ in chain(before):
+        owner = getattr(pack, "__self__", None)
         if isinstance(owner, SavedTensorHooks) and owner.residency is residency:
             return  # autograd calls ours already
-    hooks = SavedTensorHooks(residency, others)
+    hooks = SavedTensorHooks(residency, before)
     at_end.enter_context(torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack))
 
 
-class SavedTensorHooks:
+class SavedTensorHooks(ChainedHooks):
     """Hooks of autograd. They save weights as SavedWeights and pass other tensors to the hooks that
     were set before, such as those of activation checkpointing."""
 
-    def __init__(
-        self,
-        residency: Residency,
-        others: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None,
-    ) -> None:
+    def __init__(self, residency: Residency, others: Hooks | None) -> None:
+        super().__init__(others)
         self.residency = residency
-        self._others = others
 
     @outside_graphs
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -64,13 +60,13 @@ class SavedTensorHooks:
                 tensor.stride(),
                 tensor.storage_offset(),
             )
-        return tensor if self._others is None else self._others[0](tensor)
+        return self.pack_other(tensor)
 
     @outside_graphs
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, SavedWeight):
             return self._restored(packed)
-        return packed if self._others is None else self._others[1](packed)
+        return self.unpack_other(packed)
 
     def _restored(self, saved: SavedWeight) -> torch.Tensor:
         if saved.version != saved.stored.version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from .._memory.buffers import NvmePath, open_space
 from .._memory.layout import page_up
 from .._tracing import span
 from . import checkpoints
+from .backward import BackwardOrder, BackwardStep
 from .gradients import GradientStore
 from .kept import KeptStates, Limit
 from .masters import Edits
+from .spent_gradient import is_spent
 from .step import Pace, Step
 from .stepper import Stepper
 from .store import StateStore
@@ -47,6 +49,8 @@ class Offloaded(torch.optim.Optimizer):
       share of all states such as "50%", "auto" for half of what is left at the first step, or a
       MemoryBudget for what that has left.
     - `max_gpu_bytes`: the same in the memory of the GPU that steps.
+    - `overlap`: "backward" steps parameters while the backward pass runs, inside last_backward().
+      True and False are the setting of the SwapSpace.
     - `fast_init`: False reserves the space on the drive now rather than at the first step.
     - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.
     """
@@ -68,6 +72,7 @@ class Offloaded(torch.optim.Optimizer):
         moments: str = "fp32",
         max_cpu_bytes: Limit = 0,
         max_gpu_bytes: Limit = 0,
+        overlap: str | bool | None = None,
         fast_init: bool = True,
         **handle_options: Any,
     ) -> None:
@@ -77,6 +82,10 @@ class Offloaded(torch.optim.Optimizer):
                 f"buffer_count is {buffer_count} and buffer_bytes {buffer_bytes}: both must be at "
                 "least 1"
             )
+        if isinstance(overlap, bool):  # that of the SwapSpace
+            handle_options["overlap"] = overlap
+            overlap = None
+        _check_overlap(overlap, offload_gradients)
         kept = KeptStates(max_cpu_bytes, max_gpu_bytes)
         stepper = Stepper(optimizer)
         check_moments(moments, stepper.kind, optimizer.param_groups, master_weights)
@@ -93,6 +102,9 @@ class Offloaded(torch.optim.Optimizer):
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
         self._traffic = Traffic()
+        self.overlap: str | None = overlap
+        self._order = BackwardOrder()
+        self._begun: BackwardStep | None = None  # by last_backward(), and not finished
         self._store: StateStore | None = None
         self._gradients: GradientStore | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -152,6 +164,7 @@ class Offloaded(torch.optim.Optimizer):
     # --- parameters ---
 
     def add_param_group(self, param_group: Group) -> None:
+        self._check_no_step("add_param_group()")
         known = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[known]
@@ -213,8 +226,23 @@ class Offloaded(torch.optim.Optimizer):
         gradients by `gradient_scale`, in fp32 where there are masters."""
         loss = None
         if closure is not None:
+            if self.overlap is not None:
+                raise ValueError(
+                    'step(closure) cannot be used with overlap="backward": leave overlap out'
+                )
             with torch.enable_grad():
                 loss = closure()
+        self._open()
+        if self._begun is not None:
+            self._finish(self._begun, gradient_scale)
+            return loss
+        self._check_not_spent()
+        with span("optimizer step"):
+            step = self._new_step(gradient_scale)
+            self._edits.note_rounded(step.run(self.param_groups))
+        return loss
+
+    def _new_step(self, scale: float | Tensor | None) -> Step:
         store = self._open()
         self._check_moments(self.param_groups)
         store.settle()
@@ -226,23 +254,90 @@ class Offloaded(torch.optim.Optimizer):
         store.kept.choose(sub_groups)
         if self._gradients is not None:
             self._gradients.collect()
+        edited = self._edits.among(
+            p for p, own in sub_groups.shards.items() if own and own[0].master
+        )
+        return Step(sub_groups, store, self._stepper, self._gradients, self._pace, edited, scale)
+
+    # --- the step in the backward pass ---
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether last_backward() has begun to step parameters, which step() finishes."""
+        return self._begun is not None and not self._begun.clips
+
+    @contextlib.contextmanager
+    def last_backward(
+        self, *, clips: bool = False, gradient_scale: float | Tensor | None = None
+    ) -> Iterator[None]:
+        """`with optimizer.last_backward(): loss.backward()` says that this backward pass is the
+        last one before step(): the gradients that it completes are final. Needs
+        overlap="backward". Learning rates and other settings are those of now.
+
+        With `clips` it steps nothing, but reads states ahead: gradients are there to be clipped
+        before step(). `gradient_scale` is that of step(), which must not get another one."""
+        if self.overlap is None:
+            raise RuntimeError('last_backward() needs overlap="backward", given to this optimizer')
+        self._check_no_step("another last_backward()")
+        self._check_not_spent()
+        self._check_one_rank()
+        with torch.no_grad():
+            store = self._open()
+            step = self._new_step(gradient_scale)
+            begun = BackwardStep(step, store, self._order, self._sub_groups, clips)
+            begun.begin(self.param_groups)
+        self._begun = begun
+        try:
+            yield
+            with torch.no_grad():
+                begun.end()
+        except BaseException as error:
+            self._begun = None
+            begun.abandon(error)
+            raise
+
+    def _finish(self, begun: BackwardStep, scale: float | Tensor | None) -> None:
+        """Makes what last_backward() has begun a whole step."""
+        if scale is not None and not begun.clips:
+            raise ValueError(
+                "last_backward() has stepped already: give gradient_scale to last_backward(), not "
+                "to step()"
+            )
+        self._begun = None
         with span("optimizer step"):
-            edited = self._edits.among(
-                p for p, own in sub_groups.shards.items() if own and own[0].master
+            self._edits.note_rounded(begun.finish(scale))
+
+    def _check_no_step(self, what: str) -> None:
+        if getattr(self, "_begun", None) is not None:  # torch's constructor adds groups
+            raise RuntimeError(f"last_backward() has begun a step: call step() before {what}")
+
+    def _check_not_spent(self) -> None:
+        if any(is_spent(param.grad) for group in self.param_groups for param in group["params"]):
+            raise RuntimeError(
+                "the last step has used up its gradients: call zero_grad() and backward() first"
             )
-            step = Step(
-                sub_groups,
-                store,
-                self._stepper,
-                self._gradients,
-                self._pace,
-                edited,
-                gradient_scale,
+
+    def _check_one_rank(self) -> None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and torch.distributed.get_world_size() > 1:
+            raise RuntimeError(
+                'overlap="backward" steps a parameter before DistributedDataParallel has averaged '
+                "its gradient: leave overlap out with several ranks"
             )
-            self._edits.note_rounded(step.run(self.param_groups))
-        return loss
+
+    def _give_up_step(self, why: str) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun.abandon(RuntimeError(why))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._begun is not None and self._begun.has_changed:
+            self._check_no_step("zero_grad()")
+        self._give_up_step("zero_grad() was called before step()")
+        for group in self.param_groups:
+            for param in group["params"]:
+                if is_spent(param.grad):  # no values are left to be zeroed
+                    param.grad = None
         super().zero_grad(set_to_none)
         closed = self._store is None or self._store.closed
         if set_to_none and self._gradients is not None and not closed:
@@ -263,6 +358,7 @@ class Offloaded(torch.optim.Optimizer):
         in fp32, and load_state_dict() finds the same 8 bits again."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
+        self._check_no_step("state_dict()")
         store = self._open()
         store.settle()
         result = checkpoints.pack(self.param_groups, self._sub_groups, store)
@@ -285,6 +381,7 @@ class Offloaded(torch.optim.Optimizer):
         states = checkpoints.unpack(state_dict, self.param_groups, self._sub_groups)
         saved = state_dict["param_groups"]
         self._check_moments([{**own, "params": []} for own in saved])
+        self._give_up_step("load_state_dict() was called before step()")
         with contextlib.suppress(OSError):  # what is loaded replaces what failed
             store.settle()
         self._cut_for(saved, store)
@@ -324,6 +421,7 @@ class Offloaded(torch.optim.Optimizer):
         """Waits for its writes and removes its files. The optimizer ends."""
         if self._store is None or self._store.closed:
             return
+        self._give_up_step("close() was called before step()")
         if self._gradients is not None:
             self._gradients.close()
         self._store.close()
@@ -332,3 +430,13 @@ class Offloaded(torch.optim.Optimizer):
         space = None if self._store is None else self._store.space
         count = len(self._sub_groups.shards)
         return f"<tensorferry.optim.{self._stepper.name} of {count} parameters: {space!r}>"
+
+
+def _check_overlap(overlap: str | None, offload_gradients: bool) -> None:
+    if overlap not in (None, "backward"):
+        raise ValueError(f'overlap is {overlap!r}: give "backward", or leave it out')
+    if overlap is not None and offload_gradients:
+        raise ValueError(
+            'offload_gradients=True cannot be used with overlap="backward", which frees gradients '
+            "as soon as they are final: choose one"
+        )

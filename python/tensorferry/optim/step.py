@@ -7,8 +7,10 @@ the last ones.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,51 +19,23 @@ from torch import Tensor
 from .._memory.buffers import letting_go
 from .._memory.heap import note_freed
 from .._memory.layout import page_up
-from .._memory.reading import Reading
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
 from .cut_masters import LOW, Cutting, begin_cut, join
-from .kept import Copy
+from .load import Load, Until, Work
 from .masters import follow
 from .quantized_moments import NAMES, PACKED, pack_moments, packed_bytes, unpack_moments
 from .stored_gradient import entry_of
 from .sub_groups import UNMAPPED, Group, Shard, StateField, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
-    from .._core import Operation
     from .gradients import GradientStore
     from .stepper import Stepper
     from .store import StateStore
 
 
 _log = logging.getLogger("tensorferry")
-
-
-@dataclasses.dataclass
-class Load:
-    """A sub-group on its way into a buffer: the record of its states, then the values that are on
-    the drive too, then gradients."""
-
-    group: SubGroup
-    active: list[Shard]  # those that have a gradient
-    record: Tensor
-    stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
-    gradients: dict[Shard, Tensor]  # memory for those on the drive
-    has_buffer: bool  # or does all of it stay in memory?
-    operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
-
-    def unfinished(self) -> Operation | None:
-        """A read of the drive that is not done yet."""
-        reads = (one for one in self.operations if not isinstance(one, Copy))
-        reading = next((one for one in reads if not one.done()), None)
-        return reading.operation if isinstance(reading, Reading) else reading
-
-    def values(self, shard: Shard) -> Tensor:
-        if shard not in self.stored_values:
-            return shard.values()
-        memory = self.stored_values[shard][: shard.nbytes]
-        return shard.shaped(memory.view(shard.param.dtype))
 
 
 class Scratch:
@@ -120,54 +94,102 @@ class Step:
         self._scale = scale
         self._scratch: dict[torch.device, Scratch] = {}
         self._changed: dict[Shard, int | Tensor] = {}  # blocks of weights, since the last step
-        self._begun = False  # has anything changed?
         self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
+        self._work: collections.deque[Work] = collections.deque()  # that is left, in its order
+        self._loads: collections.deque[Load] = collections.deque()  # of the first of it
+        self._takes_memory = False
+        self._done = 0
+        self._total = 0
+        self._params: set[Tensor] = set()  # that have changed
+        self.begun = False  # has anything changed?
+        self._ended = False  # in the middle
 
     def run(self, param_groups: list[Group]) -> set[Tensor]:
         """Makes the step. Returns the parameters that it has changed."""
-        work = [(group, active) for group in self._sub_groups if (active := _active(group))]
+        self.begin(
+            param_groups, [(g, active) for g in self._sub_groups if (active := active_shards(g))]
+        )
+        return self.finish()
+
+    def begin(self, param_groups: list[Group], work: list[Work]) -> None:
+        """Gets ready to step these sub-groups, in this order."""
         self._changes = [(group, {}) for group in param_groups]
-        takes_memory = self._takes_memory(param_groups)
-        loads: collections.deque[Load] = collections.deque()
-        done = 0
-        try:
+        self._takes_memory = self._needs_memory(param_groups)
+        self._work.extend(work)
+        self._total = len(work)
+        with self._failing():
             self._take_scratch(work)
-            for done in range(len(work)):
-                with letting_go():
-                    self._begin_ahead(work[done:], loads)
-                    # Nobody else may hold the load: its buffer is free when its writes are done.
-                    self._compute(loads.popleft())
-                if takes_memory:
-                    note_freed(work[done][0].spare_bytes)
-            done = len(work)
+
+    @property
+    def next_group(self) -> SubGroup | None:
+        """The sub-group that compute_next() steps."""
+        return self._work[0][0] if self._work else None
+
+    def is_next_loaded(self) -> bool:
+        """Returns whether compute_next() would not wait."""
+        return bool(self._loads) and self._loads[0].is_there()
+
+    def load_ahead(self) -> None:
+        """Begins to load the next sub-groups, as far as there are free buffers. Never waits."""
+        with self._failing(), letting_go():
+            self._begin_ahead(waits=False)
+
+    def compute_next(self) -> None:
+        """Steps the next sub-group, and begins to load those after it."""
+        with self._failing():
+            with letting_go():
+                self._begin_ahead(waits=True)
+                group, active = self._work[0]
+                # Nobody else may hold the load: its buffer is free when its writes are done.
+                self._compute(self._loads.popleft())
+            self._work.popleft()
+            self._done += 1
+            self._params.update(shard.param for shard in active)
+            if self._takes_memory:
+                note_freed(group.spare_bytes)
+
+    def expect(self, work: list[Work], scale: float | Tensor | None) -> None:
+        """Says what is left to step, which may be other shards than was thought, and the factor of
+        its gradients, if that was not known before."""
+        self._scale = self._scale if scale is None else scale
+        same = 0
+        for load, (group, active) in zip(self._loads, work):
+            if load.group is not group or load.active != active:
+                break
+            same += 1
+        while len(self._loads) > same:
+            self._loads.pop().cancel()
+        self._total += len(work) - len(self._work)
+        self._work = collections.deque(work)
+
+    def finish(self) -> set[Tensor]:
+        """Steps the sub-groups that are left. Returns the parameters that the step has changed."""
+        while self._work:
+            self.compute_next()
+        with self._failing():
             for group, changes in self._changes:
                 group.update(changes)
             if self._pace.waits_for_writes:
                 self._store.settle()
-        except BaseException as error:
-            self._fail(error, done, len(work), loads)
-            raise
-        finally:
-            self._scratch.clear()
-        return {shard.param for _, active in work for shard in active}
+        self._scratch.clear()
+        return self._params
 
-    def _takes_memory(self, param_groups: list[Group]) -> bool:
-        """Whether computing takes memory besides the buffers. torch's fused Adam does not."""
-        fused = self._stepper.is_adam and all(group.get("fused") for group in param_groups)
-        return not fused or (self._sub_groups.needs.masters and self._gradients is not None)
-
-    def _fail(
-        self, error: BaseException, done: int, total: int, loads: collections.deque[Load]
-    ) -> None:
-        if self._begun:  # said first of all: another Ctrl-C may come while the writes finish
+    def abandon(self, error: BaseException) -> None:
+        """Ends the step in the middle. `error` says why, and learns what that means."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.begun:  # said first of all: another Ctrl-C may come while the writes finish
             self._store.spoil(
-                f"a step ended after {done} of {total} sub-groups ({error}): parameters and states "
-                "belong to different steps"
+                f"a step ended after {self._done} of {self._total} sub-groups ({error}): "
+                "parameters and states belong to different steps"
             )
-        for load in loads:
+        self._scratch.clear()
+        for load in self._loads:
             for operation in load.operations:
                 operation.cancel()
-        loads.clear()
+        self._loads.clear()
+        self._work.clear()
         try:
             self._store.settle()
         except OSError:  # the store remembers it
@@ -175,24 +197,37 @@ class Step:
         if self._store.spoiled is not None:
             add_note(error, self._store.spoiled + "; load a checkpoint before you go on")
 
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def _needs_memory(self, param_groups: list[Group]) -> bool:
+        """Whether computing takes memory besides the buffers. torch's fused Adam does not."""
+        fused = self._stepper.is_adam and all(group.get("fused") for group in param_groups)
+        return not fused or (self._sub_groups.needs.masters and self._gradients is not None)
+
     # --- loading ---
 
-    def _begin_ahead(
-        self, work: list[tuple[SubGroup, list[Shard]]], loads: collections.deque[Load]
-    ) -> None:
+    def _begin_ahead(self, *, waits: bool) -> None:
         """Begins to load the first sub-group, and those after it that find a free buffer before the
-        first has arrived."""
+        first has arrived, or at once if it must not wait."""
+        loads = self._loads
         buffers = sum(load.has_buffer for load in loads)
-        while len(loads) < len(work) and (not loads or buffers < self._pace.loads > 1):
-            load = self._begin(*work[len(loads)], loads[0] if loads else None)
+        while len(loads) < len(self._work) and (not loads or buffers < self._pace.loads > 1):
+            until = (loads[0].unfinished if loads else None) if waits else _nothing
+            load = self._begin(*self._work[len(loads)], until)
             if load is None:
                 break
             loads.append(load)
             buffers += load.has_buffer
 
-    def _begin(self, group: SubGroup, active: list[Shard], ahead: Load | None) -> Load | None:
-        """Takes a buffer and starts to fill it. Returns None if no buffer frees up before the load
-        ahead of it has arrived."""
+    def _begin(self, group: SubGroup, active: list[Shard], until: Until | None) -> Load | None:
+        """Takes a buffer and starts to fill it. Returns None if no buffer frees up before `until`
+        returns no read any more."""
         known = {field.shard for field in group.fields}
         # States that are new make a new record in the place of the old one.
         spare = 0 if known.issuperset(active) else group.spare_bytes
@@ -206,7 +241,7 @@ class Step:
             if self._is_stored(shard):
                 itemsize = max(shard.dtype.itemsize, shard.param.dtype.itemsize)
                 gradients[shard] = slice(end, end := end + page_up(shard.numel * itemsize))
-        memory = kept if kept is not None and end == 0 else self._take(group.device, end, ahead)
+        memory = kept if kept is not None and end == 0 else self._take(group.device, end, until)
         if memory is None:
             return None
         load = Load(
@@ -220,10 +255,10 @@ class Step:
         self._start_reads(load, known)
         return load
 
-    def _take(self, device: torch.device, nbytes: int, ahead: Load | None) -> Tensor | None:
-        if ahead is None:
+    def _take(self, device: torch.device, nbytes: int, until: Until | None) -> Tensor | None:
+        if until is None:
             return self._store.take(device, nbytes)
-        return self._store.take_before(device, nbytes, ahead.unfinished)
+        return self._store.take_before(device, nbytes, until)
 
     def _start_reads(self, load: Load, known: set[Shard]) -> None:
         with self._store.reading(load.group.device):
@@ -292,7 +327,7 @@ class Step:
                 lent[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
             group = groups.setdefault(id(shard.group), {**shard.group, "params": []})
             group["params"].append(tensor)
-        self._begun = True
+        self.begun = True
         stepped = self._stepper.step(list(groups.values()), lent)
         self._note_changes(groups)
         for shard, tensor in tensors.items():
@@ -436,13 +471,22 @@ def _stored(shard: Shard) -> StoredParameter:
     return stored
 
 
-def _active(group: SubGroup) -> list[Shard]:
+def active_shards(group: SubGroup) -> list[Shard]:
     """The shards that have a gradient."""
     active = [shard for shard in group.shards if shard.param.grad is not None]
-    for shard in active:
+    check_layout(active)
+    return active
+
+
+def check_layout(shards: list[Shard]) -> None:
+    """Refuses parameters in memory whose elements have moved."""
+    for shard in shards:
         if stored_parameter_of(shard.param) is None:
             shard.check_layout()
-    return active
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""
 
 
 def _dense_gradient(param: Tensor) -> Tensor:

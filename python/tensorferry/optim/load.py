@@ -1,0 +1,57 @@
+"""A sub-group on its way into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .._memory.reading import Reading
+from .kept import Copy
+from .sub_groups import Shard, SubGroup
+
+if TYPE_CHECKING:
+    from .._core import Operation
+
+Work = tuple[SubGroup, list[Shard]]  # a sub-group, and those of its shards that have a gradient
+Until = Callable[[], "Operation | None"]  # returns a read to wait for, or None
+
+
+@dataclasses.dataclass
+class Load:
+    """A sub-group on its way into a buffer: the record of its states, then the values that are on
+    the drive too, then gradients."""
+
+    group: SubGroup
+    active: list[Shard]  # those that have a gradient
+    record: Tensor
+    stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
+    gradients: dict[Shard, Tensor]  # memory for those on the drive
+    has_buffer: bool  # or does all of it stay in memory?
+    operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
+
+    def unfinished(self) -> Operation | None:
+        """A read of the drive that is not done yet."""
+        reads = (one for one in self.operations if not isinstance(one, Copy))
+        reading = next((one for one in reads if not one.done()), None)
+        return reading.operation if isinstance(reading, Reading) else reading
+
+    def is_there(self) -> bool:
+        """Whether nothing of it is on its way any more."""
+        return all(operation.done() for operation in self.operations)
+
+    def cancel(self) -> None:
+        """Ends it before it has arrived."""
+        for operation in self.operations:
+            operation.cancel()
+            with contextlib.suppress(OSError):
+                operation.wait()
+
+    def values(self, shard: Shard) -> Tensor:
+        if shard not in self.stored_values:
+            return shard.values()
+        memory = self.stored_values[shard][: shard.nbytes]
+        return shard.shaped(memory.view(shard.param.dtype))
