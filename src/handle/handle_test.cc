@@ -547,7 +547,7 @@ TEST_P(HandleOnEngine, opening_and_closing_leaves_nothing_behind) {
 TEST_P(HandleOnEngine, figures_add_up) {
   const std::string path = make_file("data", 4 * MiB, 1);
   Handle handle({.engine = GetParam(), .block_bytes = 256 * KiB});
-  Memory memory(4 * MiB);
+  const PinnedBuffer memory(4 * MiB);
   for (int i = 0; i < 20; ++i) handle.read(memory.bytes(), path).wait();
   handle.write(memory.bytes().first(MiB), path).wait();
   handle.write(memory.bytes().subspan(1, 256 * KiB), path, 0).wait();

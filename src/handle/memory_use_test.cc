@@ -79,10 +79,42 @@ TEST_P(MemoryUse, ordinary_memory_of_any_size_moves_through_bounded_slots) {
 
 TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
   Handle handle(options());
-  Memory memory(8 * MiB);
+  const PinnedBuffer memory(8 * MiB);
   handle.write(memory.bytes(), dir.file("data")).wait();
   handle.read(memory.bytes(), dir.file("data")).wait();
   EXPECT_EQ(handle.stats().bounced_bytes, 0U);
+}
+
+// A virtual disk handles each page by itself; others take any aligned memory as it is.
+TEST_P(MemoryUse, aligned_memory_in_small_pages_needs_slots_on_virtual_disks_alone) {
+  make_file("data", 1, 1);
+  const Device device = device_of(dir.path());
+  const bool direct = File::open(dir.file("data"), Access::read).direct();
+  const std::uint64_t expected = direct && device.prefers_huge_pages ? 8 * MiB : 0;
+  const support::UntouchedMemory mapped(12 * MiB);
+  const auto first =
+      align_up(reinterpret_cast<std::uintptr_t>(mapped.bytes().data()), huge_page_bytes);
+  const std::span<std::byte> memory{reinterpret_cast<std::byte*>(first), 8 * MiB};
+  const auto bounced = [&](std::span<std::byte> bytes) {
+    Handle handle(options());
+    support::fill_pattern(bytes, 0, 2);
+    handle.write(bytes, dir.file("data")).wait();
+    const std::uint64_t written = handle.stats().bounced_bytes;
+    std::ranges::fill(bytes, std::byte{0});
+    handle.read(bytes, dir.file("data")).wait();
+    EXPECT_EQ(support::pattern_fault(bytes, 0, 2), "");
+    EXPECT_EQ(handle.stats().bounced_bytes, 2 * written);
+    return written;
+  };
+  ::madvise(memory.data(), memory.size(), MADV_NOHUGEPAGE);
+  EXPECT_EQ(bounced(memory), expected);
+  EXPECT_EQ(bounced(memory.first(256 * KiB)), 0U) << "a short transfer goes in place";
+  ::madvise(memory.data(), memory.size(), MADV_DONTNEED);
+  ::madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
+  support::fill_pattern(memory, 0, 2);
+  const auto huge = os::System::real().huge_bytes(memory.data(), memory.size());
+  if (huge < static_cast<std::int64_t>(memory.size())) GTEST_SKIP() << "no huge pages";
+  EXPECT_EQ(bounced(memory), 0U);
 }
 
 // --- Fresh memory ----------------------------------------------------------------------------
