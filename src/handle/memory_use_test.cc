@@ -478,7 +478,7 @@ class SlotsInCache : public testing::Test {
     if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
     const Device device = device_of(path);
     depth = std::max(device.queue_depth, 8U);
-    blocks = std::max<std::size_t>(os::last_level_cache_bytes() / 4 / MiB, 8 * device.disks);
+    blocks = std::max<std::size_t>(os::last_level_cache_bytes() / 2 / MiB, 8 * device.disks);
     if (blocks >= std::min<std::size_t>(depth, 32)) GTEST_SKIP() << "the cache holds all of it";
   }
 
@@ -488,7 +488,7 @@ class SlotsInCache : public testing::Test {
   std::size_t blocks = 0;  // that the cache should hold
 };
 
-TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen) {
+TEST_F(SlotsInCache, under_way_take_half_of_it_unless_their_size_is_chosen) {
   Memory skewed(bytes, 5);
   EXPECT_EQ(most_under_way({.block_bytes = MiB}, skewed.bytes(), path), blocks);
   EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
@@ -499,7 +499,7 @@ TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen)
   EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 2}, skewed.bytes(), path), 2U);
   const HandleOptions small{.block_bytes = 64 * KiB};
   EXPECT_EQ(most_under_way(small, skewed.bytes(), path), depth) << "bytes count, not slots";
-  Memory in_place(bytes);
+  const PinnedBuffer in_place(bytes);
   EXPECT_EQ(most_under_way({.block_bytes = MiB}, in_place.bytes(), path),
             std::min<std::size_t>(depth, bytes / MiB));
 }
@@ -530,7 +530,8 @@ TEST_F(SlotsInCache, two_that_wait_for_it_take_turns) {
 TEST_F(SlotsInCache, what_waits_for_it_does_not_hold_up_what_goes_in_place) {
   Gate gate;
   Handle handle = gate.open_handle({.block_bytes = MiB});
-  Memory skewed(bytes, 5), in_place(4 * MiB);
+  Memory skewed(bytes, 5);
+  const PinnedBuffer in_place(4 * MiB);
   const Operation large = handle.read(skewed.bytes(), path);
   ASSERT_TRUE(gate.holds(blocks));
   const Operation small = handle.read(in_place.bytes(), path);

@@ -83,7 +83,8 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
   const std::size_t usual = block_bytes(files::Pages::usual);
   Limits limits{
       .block_bytes = pages == files::Pages::usual ? usual : block_bytes(pages),
-      .slot_block_bytes = align_down(std::min(usual, mover.slot_block_bytes), granularity)};
+      .slot_block_bytes = align_down(
+          std::min(block_bytes(files::Pages::huge), mover.slot_block_bytes), granularity)};
   if (cut.part_count == 1 && first.gpu < 0 && cuts_small_transfers(cut.options)) {
     limits.slot_block_bytes = std::min(limits.slot_block_bytes, share_of(first, 4));
     if (cut.caller == Caller::waits && first.bytes <= cut_bytes_max) {
