@@ -56,6 +56,10 @@ struct Device {
   // nodes, and on a machine with one node.
   int numa_node = -1;
   bool polled_queues = false;  // whether Polling::completion works on it
+
+  // Whether it handles each small page of a request by itself, as virtual disks do (virtio_blk): a
+  // copy to memory in huge pages and one request from there take less time.
+  bool prefers_huge_pages = false;
 };
 
 // The device that holds the files at this path (a file, a directory or a block device). The process

@@ -39,7 +39,7 @@ struct WriteTransfer {
 
 // All members may be called from any number of threads at once. Any memory address, length and
 // file offset works and moves exactly these bytes. Aligned memory is used in place; other memory
-// goes through a bounded number of slots. If the queue is full, operations wait; they do not fail.
+// (small pages too on a virtual disk) goes through bounded slots. A full queue waits, never fails.
 //
 // Each drive has workers of its own, with the settings that suit it: a slow drive does not hold up
 // a fast one. The thread that waits for a small operation moves it itself, if the engine is `auto`

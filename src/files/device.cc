@@ -151,11 +151,16 @@ class Inspection {
     visit_slaves(disk + "/slaves", depth);
     const std::string backing_file = first_line_of(disk + "/loop/backing_file");
     if (!backing_file.empty()) {
+      const bool before = device_.prefers_huge_pages;
       if (const auto holder = holder_of(backing_file)) visit(*holder, depth + 1);
+      device_.prefers_huge_pages = before;  // requests end at the loop device, in the page cache
     }
     if (visited_.size() == visited_before) {
       physical_.insert(first_line_of(disk + "/dev"));
       add_nodes(disk);
+      if (os::real_path(disk + "/device/driver").ends_with("/virtio_blk")) {
+        device_.prefers_huge_pages = true;
+      }
     }
   }
 

@@ -71,6 +71,14 @@ class FakeTree {
     write(root_ / "sys/devices" / name / "numa_node", numa_node);
   }
 
+  // A device that this driver serves.
+  void driver(const std::string& name, const std::string& driver) {
+    fs::create_directories(root_ / "sys/bus/drivers" / driver);
+    fs::create_directories(root_ / "sys/devices" / name);
+    fs::create_directory_symlink(root_ / "sys/bus/drivers" / driver,
+                                 root_ / "sys/devices" / name / "driver");
+  }
+
   // Such a device has the disk.
   void attach(const std::string& disk, const std::string& device) {
     fs::create_directory_symlink(root_ / "sys/devices" / device,
@@ -126,6 +134,37 @@ void expect_nothing_known(const Device& device) {
   EXPECT_EQ(device.request_bytes_max, 0u);
   EXPECT_EQ(device.block_bytes, 512 * KiB);
   EXPECT_EQ(device.huge_page_block_bytes, 512 * KiB);
+}
+
+TEST(Device, prefers_huge_pages_if_its_disks_are_virtio_disks) {
+  FakeTree tree;
+  tree.driver("virtio0", "virtio_blk");
+  tree.driver("nvme0", "nvme");
+  tree.disk("vda", "254:0", {});
+  tree.attach("vda", "virtio0");
+  tree.partition("vda", "vda1", "254:1");
+  tree.disk("dm-0", "253:0", {});
+  tree.slave("dm-0", "vda");
+  tree.disk("nvme0n1", "259:0", {});
+  tree.attach("nvme0n1", "nvme0");
+  tree.disk("sda", "8:0", {});
+  EXPECT_TRUE(tree.inspect(254, 0).prefers_huge_pages);
+  EXPECT_TRUE(tree.inspect(254, 1).prefers_huge_pages) << "a partition of it";
+  EXPECT_TRUE(tree.inspect(253, 0).prefers_huge_pages) << "a volume on it";
+  EXPECT_FALSE(tree.inspect(259, 0).prefers_huge_pages);
+  EXPECT_FALSE(tree.inspect(8, 0).prefers_huge_pages) << "nobody knows its driver";
+}
+
+TEST(Device, does_not_prefer_huge_pages_if_it_is_a_loop_device_on_a_virtio_disk) {
+  FakeTree tree;
+  const std::string file = tree.root() + "/image";
+  std::ofstream(file) << "image";
+  tree.driver("virtio0", "virtio_blk");
+  tree.disk("vda", real_number_of(file), {});
+  tree.attach("vda", "virtio0");
+  tree.disk("loop0", "7:0", {});
+  tree.backing_file("loop0", file);
+  EXPECT_FALSE(tree.inspect(7, 0).prefers_huge_pages);
 }
 
 TEST(Device, has_polled_queues_if_its_disk_says_so) {

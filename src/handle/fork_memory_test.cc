@@ -101,7 +101,8 @@ TEST_P(ForkMemory, ordinary_memory_is_never_registered_and_so_shared_with_childr
   Handle handle(options());
   Memory memory(pinned_bytes);
   handle.read(memory.bytes(), file).wait();
-  EXPECT_EQ(handle.stats().fixed_requests, 0U);
+  const Stats stats = handle.stats();
+  EXPECT_TRUE(stats.fixed_requests == 0 || stats.bounced_bytes == pinned_bytes) << "slots may be";
   const auto child = support::run_in_child(
       [&]() -> std::string { return copied() + support::pattern_fault(memory.bytes(), 0, 1); });
   EXPECT_TRUE(child.passed()) << child;

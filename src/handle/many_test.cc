@@ -168,7 +168,7 @@ TEST_P(Many, neighbours_in_the_file_and_in_memory_go_in_place) {
   const std::string path = make_file("data", layout.bytes, 1);
   const File file = File::open(path, Access::read);
   Handle handle(options());
-  Memory target(layout.bytes);
+  const PinnedBuffer target(layout.bytes);
   std::vector<ReadTransfer> reads;
   for (const std::size_t i : layout.order) {
     reads.push_back(

@@ -79,10 +79,42 @@ TEST_P(MemoryUse, ordinary_memory_of_any_size_moves_through_bounded_slots) {
 
 TEST_P(MemoryUse, aligned_memory_needs_no_slots) {
   Handle handle(options());
-  Memory memory(8 * MiB);
+  const PinnedBuffer memory(8 * MiB);
   handle.write(memory.bytes(), dir.file("data")).wait();
   handle.read(memory.bytes(), dir.file("data")).wait();
   EXPECT_EQ(handle.stats().bounced_bytes, 0U);
+}
+
+// A virtual disk handles each page by itself; others take any aligned memory as it is.
+TEST_P(MemoryUse, aligned_memory_in_small_pages_needs_slots_on_virtual_disks_alone) {
+  make_file("data", 1, 1);
+  const Device device = device_of(dir.path());
+  const bool direct = File::open(dir.file("data"), Access::read).direct();
+  const std::uint64_t expected = direct && device.prefers_huge_pages ? 8 * MiB : 0;
+  const support::UntouchedMemory mapped(12 * MiB);
+  const auto first =
+      align_up(reinterpret_cast<std::uintptr_t>(mapped.bytes().data()), huge_page_bytes);
+  const std::span<std::byte> memory{reinterpret_cast<std::byte*>(first), 8 * MiB};
+  const auto bounced = [&](std::span<std::byte> bytes) {
+    Handle handle(options());
+    support::fill_pattern(bytes, 0, 2);
+    handle.write(bytes, dir.file("data")).wait();
+    const std::uint64_t written = handle.stats().bounced_bytes;
+    std::ranges::fill(bytes, std::byte{0});
+    handle.read(bytes, dir.file("data")).wait();
+    EXPECT_EQ(support::pattern_fault(bytes, 0, 2), "");
+    EXPECT_EQ(handle.stats().bounced_bytes, 2 * written);
+    return written;
+  };
+  ::madvise(memory.data(), memory.size(), MADV_NOHUGEPAGE);
+  EXPECT_EQ(bounced(memory), expected);
+  EXPECT_EQ(bounced(memory.first(256 * KiB)), 0U) << "a short transfer goes in place";
+  ::madvise(memory.data(), memory.size(), MADV_DONTNEED);
+  ::madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
+  support::fill_pattern(memory, 0, 2);
+  const auto huge = os::System::real().huge_bytes(memory.data(), memory.size());
+  if (huge < static_cast<std::int64_t>(memory.size())) GTEST_SKIP() << "no huge pages";
+  EXPECT_EQ(bounced(memory), 0U);
 }
 
 // --- Fresh memory ----------------------------------------------------------------------------
@@ -446,7 +478,7 @@ class SlotsInCache : public testing::Test {
     if (!File::open(path, Access::read).direct()) GTEST_SKIP() << "nothing goes through slots";
     const Device device = device_of(path);
     depth = std::max(device.queue_depth, 8U);
-    blocks = std::max<std::size_t>(os::last_level_cache_bytes() / 4 / MiB, 8 * device.disks);
+    blocks = std::max<std::size_t>(os::last_level_cache_bytes() / 2 / MiB, 8 * device.disks);
     if (blocks >= std::min<std::size_t>(depth, 32)) GTEST_SKIP() << "the cache holds all of it";
   }
 
@@ -456,7 +488,7 @@ class SlotsInCache : public testing::Test {
   std::size_t blocks = 0;  // that the cache should hold
 };
 
-TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen) {
+TEST_F(SlotsInCache, under_way_take_half_of_it_unless_their_size_is_chosen) {
   Memory skewed(bytes, 5);
   EXPECT_EQ(most_under_way({.block_bytes = MiB}, skewed.bytes(), path), blocks);
   EXPECT_EQ(support::pattern_fault(skewed.bytes(), 0, 1), "");
@@ -467,7 +499,7 @@ TEST_F(SlotsInCache, under_way_take_a_quarter_of_it_unless_their_size_is_chosen)
   EXPECT_EQ(most_under_way({.block_bytes = MiB, .queue_depth = 2}, skewed.bytes(), path), 2U);
   const HandleOptions small{.block_bytes = 64 * KiB};
   EXPECT_EQ(most_under_way(small, skewed.bytes(), path), depth) << "bytes count, not slots";
-  Memory in_place(bytes);
+  const PinnedBuffer in_place(bytes);
   EXPECT_EQ(most_under_way({.block_bytes = MiB}, in_place.bytes(), path),
             std::min<std::size_t>(depth, bytes / MiB));
 }
@@ -498,7 +530,8 @@ TEST_F(SlotsInCache, two_that_wait_for_it_take_turns) {
 TEST_F(SlotsInCache, what_waits_for_it_does_not_hold_up_what_goes_in_place) {
   Gate gate;
   Handle handle = gate.open_handle({.block_bytes = MiB});
-  Memory skewed(bytes, 5), in_place(4 * MiB);
+  Memory skewed(bytes, 5);
+  const PinnedBuffer in_place(4 * MiB);
   const Operation large = handle.read(skewed.bytes(), path);
   ASSERT_TRUE(gate.holds(blocks));
   const Operation small = handle.read(in_place.bytes(), path);

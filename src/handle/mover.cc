@@ -157,6 +157,8 @@ void Mover::loaded(std::uint32_t index) {
   ready_.push_back(index);
   // Both take as long as a request does. Submitting now keeps the drive from waiting for the batch.
   if (copied || made) submit_ready();
+  // The bytes are in the cache now, and the drive has work. A refused request may have ended it.
+  if (copied && flight.stage != Stage::unused) show(flight);
 }
 
 // The first touch of fresh memory costs more than the read itself: a page fault for every 4 KiB.
@@ -375,8 +377,8 @@ void Mover::completed(std::uint32_t index, std::int32_t result) {
     case Verdict::done:
       if (is_sync(flight.attempt.kind)) {
         finish(index);
-      } else if (transfer.witness != nullptr ||
-                 (flight.slot >= 0 && flight.attempt.kind == RequestKind::read)) {
+      } else if (flight.slot >= 0 ? flight.attempt.kind == RequestKind::read
+                                  : transfer.witness != nullptr) {
         if (counts_for_cache(flight)) slot_bytes_under_way_ -= flight.claim.block.bytes;
         leave_background(flight);
         flight.stage = Stage::landed;
@@ -462,7 +464,6 @@ void Mover::unload() {
   landed_.erase(landed_.begin(), landed_.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-// A write has the same bytes in its slot as in the user's memory.
 void Mover::show(const Flight& flight) {
   if (flight.claim.transfer->witness == nullptr) return;
   const Block& block = flight.claim.block;

@@ -159,7 +159,8 @@ class Mover {
   void fail(std::uint32_t index, int code);
   void fail(std::uint32_t index, const Error& error);
   void unloaded(std::uint32_t index);
-  // Shows the bytes of a block that has landed to the transfer's witness, if it has one.
+  // Shows the bytes of a block to the transfer's witness, if it has one: when it has landed, or, if
+  // it is written from a slot, when it is on its way.
   static void show(const Flight& flight);
   void collect_copies();
   [[nodiscard]] Status copy_by_gpu(std::uint32_t index);

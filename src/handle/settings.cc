@@ -30,6 +30,7 @@ constexpr unsigned lanes_min = 4;
 constexpr std::size_t slot_shares = 16;
 constexpr std::size_t slot_block_bytes_min = 64 * KiB;
 constexpr std::size_t auto_slot_bytes = 64 * MiB;
+constexpr std::size_t auto_slot_block_max = MiB;  // longer ones are no faster
 
 Error refused(std::string why) {
   return Error({.operation = "open handle", .code = EINVAL, .hint = std::move(why)});
@@ -42,7 +43,7 @@ constexpr std::size_t slot_bytes_min(unsigned workers) noexcept {
 // How many bytes may be under way in the slots of all workers together. They should stay in the
 // cache, which other work and landed blocks need too, but each disk must have enough to do.
 std::size_t slot_bytes_in_flight(const Device& device, std::size_t slot_bytes) {
-  return std::max(os::last_level_cache_bytes() / 4,
+  return std::max(os::last_level_cache_bytes() / 2,
                   std::size_t{device.disks} * auto_queue_depth_min * slot_bytes);
 }
 
@@ -133,10 +134,11 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
                          : device.profile
                              ? device.profile->queue_depth
                              : std::max(device.queue_depth / workers, auto_queue_depth_min);
-  // The block size of a profile is for memory in place.
+  // Slots lie in huge pages. A profile has the block size for memory in place, which may be more.
   const std::size_t wanted =
-      options.block_bytes > 0 ? align_up(options.block_bytes, page_bytes())
-                              : std::min(files::preferred_block_bytes(device), device.block_bytes);
+      options.block_bytes > 0
+          ? align_up(options.block_bytes, page_bytes())
+          : std::min(files::preferred_block_bytes(device, files::Pages::huge), auto_slot_block_max);
   const bool in_cache = options.slot_bytes == 0 && options.overlap == Overlap::on;
   const std::size_t slot_bytes = slot_bytes_of(options, shares);
   const std::size_t budget = slot_bytes / workers;

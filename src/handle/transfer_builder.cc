@@ -20,6 +20,9 @@ namespace {
 
 // Neighbours up to this size share a request: the copy costs less than requests of their own.
 constexpr std::uint64_t merge_bytes_max = 128 * KiB;
+// From this size up a copy to a slot costs less than small pages do on a drive that prefers huge
+// ones.
+constexpr std::uint64_t small_pages_bytes_min = 512 * KiB;
 // Reading over a gap up to this size costs less than a request of its own.
 constexpr std::uint64_t read_over_bytes_max = 8 * KiB;
 
@@ -80,7 +83,8 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
   const std::size_t usual = block_bytes(files::Pages::usual);
   Limits limits{
       .block_bytes = pages == files::Pages::usual ? usual : block_bytes(pages),
-      .slot_block_bytes = align_down(std::min(usual, mover.slot_block_bytes), granularity)};
+      .slot_block_bytes = align_down(
+          std::min(block_bytes(files::Pages::huge), mover.slot_block_bytes), granularity)};
   if (cut.part_count == 1 && first.gpu < 0 && cuts_small_transfers(cut.options)) {
     limits.slot_block_bytes = std::min(limits.slot_block_bytes, share_of(first, 4));
     if (cut.caller == Caller::waits && first.bytes <= cut_bytes_max) {
@@ -92,13 +96,28 @@ Limits limits_for(const Part& first, files::Pages pages, const Cut& cut,
   return limits;
 }
 
+std::byte* middle_page(std::byte* memory, std::uint64_t bytes) noexcept {
+  std::byte* const middle = memory + bytes / 2;
+  return middle - reinterpret_cast<std::uintptr_t>(middle) % page_bytes();
+}
+
 // Whether large memory is fresh, judged by one page in its middle. A guess does: all it decides is
 // when pages are made.
 bool is_fresh(const Piece& piece, os::System& system) {
   constexpr std::uint64_t large_bytes = 4 * MiB;
   if (piece.bytes < large_bytes) return false;
-  std::byte* const middle = piece.memory + piece.bytes / 2;
-  return system.resident(middle - reinterpret_cast<std::uintptr_t>(middle) % page_bytes()) == 0;
+  return system.resident(middle_page(piece.memory, piece.bytes)) == 0;
+}
+
+// Whether the drive would handle this memory page by page, judged by one page in its middle: a slot
+// lies in huge pages, and the copy costs less. Page-locked memory has huge pages where there are
+// any. Memory that has no pages yet gets them from the read, huge ones if it can.
+bool is_better_in_slots(const Part& part, std::uint64_t bytes, os::System& system) {
+  if (!part.file->device().prefers_huge_pages || bytes < small_pages_bytes_min) return false;
+  if (!part.file->direct() || part.gpu >= 0) return false;
+  if (memory::find_region({part.memory, bytes}) != nullptr) return false;
+  std::byte* const page = middle_page(part.memory, bytes);
+  return system.huge_bytes(page, page_bytes()) <= 0 && system.resident(page) != 0;
 }
 
 void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file, std::size_t leg,
@@ -128,6 +147,10 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   }
   const bool fresh = transfer.direction() == Direction::read && region == nullptr &&
                      pieces.size() == 1 && first.gpu < 0 && is_fresh(pieces.front(), crew.system());
+  if (!fresh && pieces.size() == 1 &&
+      is_better_in_slots(first, pieces.front().bytes, crew.system())) {
+    rules.in_place = false;
+  }
   Run& run =
       transfer.runs.emplace_back(Plan(transfer.direction(), first.offset, pieces, rules, limits),
                                  first.file, first.leg, file.direct_fd());
@@ -148,13 +171,14 @@ Status add_run(Transfer& transfer, std::span<const Piece> pieces, const Part& fi
   return Nothing{};
 }
 
-// Whether the bytes of a part could go straight between the drive and its memory.
-bool fits_in_place(const Part& part) {
+// Whether the bytes of a part should go straight between the drive and its memory.
+bool fits_in_place(const Part& part, os::System& system) {
   if (part.gpu >= 0) return false;
   const files::OpenFile& file = *part.file;
   if (!file.direct()) return true;
   const std::uint64_t first = align_up(part.offset, granularity_of(file));
-  return is_aligned(part.memory + (first - part.offset), file.memory_alignment());
+  return is_aligned(part.memory + (first - part.offset), file.memory_alignment()) &&
+         !is_better_in_slots(part, part.bytes, system);
 }
 
 // Collects parts, which come in the order of their files, into runs.
@@ -213,7 +237,8 @@ class RunBuilder {
   [[nodiscard]] bool shares_requests(const Part& part) const {
     const std::uint64_t before = transfer_.pieces.back().bytes;
     if (part.bytes <= merge_bytes_max && before <= merge_bytes_max) return true;
-    return !fits_in_place(part) && !fits_in_place(*last_);
+    os::System& system = crews_[part.leg]->system();
+    return !fits_in_place(part, system) && !fits_in_place(*last_, system);
   }
   [[nodiscard]] std::uint64_t gap_bytes_max() const noexcept {
     return transfer_.direction() == Direction::read ? read_over_bytes_max : 0;

@@ -16,7 +16,7 @@ class Witness {
  public:
   virtual ~Witness() = default;
 
-  // The bytes of `file` from `offset` on have arrived, or have been written; they are in memory of
+  // The bytes of `file` from `offset` on have arrived, or are written now; they are in memory of
   // the CPU, wherever they come from or go to. Sees each byte of an operation that succeeds once,
   // and may see bytes of gaps that the operation reads over. Any thread calls it, several at once,
   // in any order. Must not wait.

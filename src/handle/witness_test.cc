@@ -36,8 +36,9 @@ class Recorder final : public Witness {
   }
 
   // What is wrong with what it saw of a part whose bytes are `expected`; "" if nothing is.
-  [[nodiscard]] std::string fault(const Part& part, std::span<const std::byte> expected) const {
-    const std::vector<Seen>& seen = seen_.at(part.file.get());
+  [[nodiscard]] std::string fault(const Part& part, std::span<const std::byte> expected) {
+    const std::lock_guard lock(mutex_);
+    const std::vector<Seen>& seen = seen_[part.file.get()];
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const std::size_t at = part.offset + i;
       const Seen here = at < seen.size() ? seen[at] : Seen();
@@ -125,6 +126,41 @@ TEST_P(WitnessTest, sees_every_byte_of_a_write_once) {
     }
     EXPECT_EQ(witness->verdicts, 1);
   }
+}
+
+// Writes half of what it is given, in whole sectors.
+class WritesHalf : public os::System {
+ public:
+  ssize_t pwrite(int fd, const std::byte* memory, std::size_t bytes,
+                 std::uint64_t offset) override {
+    ++writes;
+    return System::pwrite(fd, memory, std::min(align_up(bytes / 2, 4 * KiB), bytes), offset);
+  }
+  int writes = 0;
+};
+
+TEST(WitnessOfSlots, sees_a_write_while_it_is_on_its_way_and_once_however_many_attempts_it_takes) {
+  const support::TempDir dir;
+  const File file = File::open(dir.file("written"), Access::write);
+  Gate gate;
+  WritesHalf system;
+  Handle handle = gate.open_handle({}, &system);
+  const auto witness = std::make_shared<Recorder>();
+  const Memory memory = Memory::with_pattern(MiB, 0, 3, 1);
+  const Part part = part_of(memory.bytes(), file, 0);
+  const Operation writing = start(handle, Direction::write, {part}, witness);
+  ASSERT_TRUE(gate.holds(1));
+  const auto deadline = Operation::Clock::now() + hang_limit;
+  while (!witness->fault(part, memory.bytes()).empty() && Operation::Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(witness->fault(part, memory.bytes()), "") << "the drive has nothing yet";
+  EXPECT_EQ(system.writes, 0);
+  gate.open();
+  ASSERT_EQ(outcome_code(writing), 0);
+  EXPECT_GT(system.writes, 4);
+  EXPECT_EQ(witness->fault(part, memory.bytes()), "");
+  EXPECT_EQ(support::pattern_fault(support::read_whole_file(dir.file("written")), 0, 3), "");
 }
 
 TEST_P(WitnessTest, fails_the_operation_with_its_error) {
