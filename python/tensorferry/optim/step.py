@@ -172,14 +172,14 @@ class Step:
                 done += count
             for group, changes in self._changes:
                 group.update(changes)
+            for scratch in self._scratch.values():
+                self._store.note_computing(scratch.memory)
             if self._pace.waits_for_writes:
                 self._store.settle()
         except BaseException as error:
             self._fail(error, done, len(work), loads)
             raise
         finally:
-            for scratch in self._scratch.values():
-                self._store.note_computing(scratch.memory)
             self._scratch.clear()
         return {shard.param for _, active in work for shard in active}
 

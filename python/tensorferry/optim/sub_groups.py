@@ -283,6 +283,9 @@ class SubGroups:
             # Digests are of whole blocks: a rest takes a GPU as many calls again.
             unit = MASTER_BLOCK if self.needs.cuts_master(param) and most >= MASTER_BLOCK else CUT
             most = max(most // unit, 1) * unit
+            # As few pieces as fit, and all about as long: each costs calls, and the longest one is
+            # waited for at the beginning and at the end.
+            most = -(-count // (-(-count // most) * unit)) * unit
             ranges = [(at, min(at + most, count)) for at in range(0, count, most)]
         needs = self.needs
         shards = []
