@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "buffer.h"
+#include "team.h"
 
 namespace tensorferry::python {
 
@@ -31,12 +30,13 @@ std::span<Element> elements(const Buffer& buffer, const char* name, std::size_t 
 template <class Work>
 void in_threads(std::size_t blocks, std::size_t least, std::size_t threads, const Work& work) {
   threads = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(blocks / least, 1));
-  std::vector<std::jthread> others;
-  for (std::size_t i = 1; i < threads; ++i) {
-    others.emplace_back(
-        [&work, i, blocks, threads] { work(i, blocks * i / threads, blocks * (i + 1) / threads); });
-  }
-  work(0, 0, blocks / threads);
+  const auto share = [&](std::size_t i) {
+    work(i, blocks * i / threads, blocks * (i + 1) / threads);
+  };
+  share_out(
+      threads,
+      [](const void* data, std::size_t i) { (*static_cast<const decltype(share)*>(data))(i); },
+      &share);
 }
 
 }  // namespace tensorferry::python

@@ -101,7 +101,7 @@ def test_cutting_and_joining_masters_does_not_wait_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert int(changed) == 0
-    assert cutting.end(int(cutting.listed)) is not None
+    assert cutting.end(int(cutting.excess)) is not None
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0, 2.0])

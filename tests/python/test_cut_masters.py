@@ -6,7 +6,7 @@ import pytest
 import tensorferry.optim
 import torch
 from master_adamw import MasterAdamW
-from tensorferry.optim.cut_masters import cut, join
+from tensorferry.optim.cut_masters import begin_cut_by_torch, cut, join, join_by_torch
 from training import MiB, assert_same, copies, give_gradients, parameters
 
 BLOCK = 16384
@@ -27,7 +27,24 @@ def cut_and_joined(master):
     assert known is not None
     back = torch.full_like(master, 7)
     assert join(back, weights, low, known) == 0
+    if master.numel() > 0:
+        assert_same_by_torch(master, weights, low)
     return back, known
+
+
+def assert_same_by_torch(master, weights, low):
+    """As a GPU does it."""
+    own, back = torch.zeros_like(low), torch.full_like(master, 7)
+    cutting = begin_cut_by_torch(master, weights, own)
+    assert int(cutting.excess) == 0 and torch.equal(own, low)
+    assert int(join_by_torch(back, weights, low, cutting.cut)) == 0
+    assert torch.equal(bits(back), bits(master))
+    weights = weights.clone()
+    weights[-1] = 99
+    assert int(join_by_torch(back, weights, low, cutting.cut)) == 1
+    same = (len(back) - 1) // BLOCK * BLOCK
+    assert torch.equal(bits(back[:same]), bits(master[:same]))
+    assert torch.equal(bits(back[same:]), bits(weights[same:].float()))
 
 
 # --- the arithmetic ---

@@ -25,11 +25,17 @@ class GpuPool:
     def take(self, nbytes: int, beyond: bool = False) -> torch.Tensor | None:
         """Takes memory. Returns None if that would exceed the limit. A request over the limit
         succeeds if nothing else is held, or with `beyond`."""
+        memory = self.take_unnoted(nbytes, beyond)
+        if memory is not None:
+            self.note_use(memory)
+        return memory
+
+    def take_unnoted(self, nbytes: int, beyond: bool = False) -> torch.Tensor | None:
+        """take() for callers who hold the memory until no other stream works on it."""
         if not beyond and not self._fits(nbytes):
             return None
         with torch.inference_mode(False), torch.cuda.stream(self._stream):
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        self.note_use(memory)
         self._taken.append((StorageWeakRef(memory.untyped_storage()), nbytes))
         return memory
 

@@ -43,6 +43,8 @@ def distributed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Returns whether its elements fill one stretch of memory, in any order."""
+    if tensor.is_contiguous():
+        return True
     by_stride = sorted((tensor.stride(i), tensor.size(i), i) for i in range(tensor.dim()))
     return tensor.permute([i for _, _, i in reversed(by_stride)]).is_contiguous()
 

@@ -19,7 +19,9 @@ _stored_parameters = WeakTensorKeyDictionary()
 
 def stored_parameter_of(param: torch.Tensor) -> StoredParameter | None:
     """Returns the StoredParameter of a parameter on the drive; None for one in memory."""
-    stored: StoredParameter | None = _stored_parameters.get(param)
+    stored: StoredParameter | None = None
+    if len(_stored_parameters) > 0:  # to look up a tensor takes a microsecond
+        stored = _stored_parameters.get(param)
     return stored
 
 

@@ -19,8 +19,8 @@ from .masters import GPU_CHUNK
 
 LOW = "master_low"  # the name of the state
 
-_BLOCK = _core.MASTER_BLOCK
-_WORDS = _BLOCK // 4  # of eight bytes
+MASTER_BLOCK = _core.MASTER_BLOCK  # elements that share a digest
+_WORDS = MASTER_BLOCK // 4  # of eight bytes
 
 _MIX = 0x1E3779B97F4A7C15  # odd, with bits all over
 
@@ -33,103 +33,98 @@ class Cut:
     """What is needed beside a weight and the lower half of its master."""
 
     digests: Tensor  # of each block of weights
-    listed: bytes | tuple[Tensor, Tensor]  # on a GPU (positions, bits)
+    listed: bytes | tuple[Tensor, Tensor]  # on a GPU (positions, what there is to add to weights)
 
 
 @dataclass(frozen=True)
 class Cutting:
     """A cut of which it is not known yet whether it is worth it: to ask a GPU is to wait for it."""
 
-    cut: Cut  # with room for as many listed elements as may be
-    listed: int | Tensor  # how many there are
-    most: int
+    cut: Cut
+    excess: int | Tensor  # more than zero if too many elements would have to be listed
 
-    def end(self, listed: int) -> Cut | None:
-        """Returns the cut; None if too many of the elements, `listed`, would have to be listed."""
-        if listed > self.most:
-            return None
-        if isinstance(self.cut.listed, bytes):
-            return self.cut
-        positions, exact = (part[:listed].clone() for part in self.cut.listed)
-        return Cut(self.cut.digests, (positions, exact))
+    def end(self, excess: int) -> Cut | None:
+        """Returns the cut; None if too many elements would have to be listed."""
+        return self.cut if excess == 0 else None
 
 
 def cut(master: Tensor, weights: Tensor, low: Tensor) -> Cut | None:
     """Cuts a master that has been rounded to `weights`: fills `low`. Returns None if too many of
     its elements would have to be listed."""
     cutting = begin_cut(master, weights, low)
-    return cutting.end(int(cutting.listed))
+    return cutting.end(int(cutting.excess))
 
 
 @torch.no_grad()
 def begin_cut(master: Tensor, weights: Tensor, low: Tensor) -> Cutting:
     """cut() that does not wait for a GPU."""
-    most = int(master.numel() * _MOST_LISTED) + 16
-    if master.is_cpu:
-        blocks = -(-master.numel() // _BLOCK)
-        digests = torch.empty(blocks, dtype=torch.int64)
-        listed = _core.cut_masters(
-            master, weights.view(torch.int16), low, digests, torch.get_num_threads()
-        )
-        return Cutting(Cut(digests, listed), len(listed) // 8, most)
-    bits = master.view(torch.int32)
-    low.copy_(bits)
-    wrong = torch.empty_like(bits, dtype=torch.bool)
-    for at in range(0, master.numel(), GPU_CHUNK):
-        part = slice(at, at + GPU_CHUNK)
-        joined = _joined(torch.empty_like(bits[part]), weights[part], low[part])
-        torch.ne(joined, bits[part], out=wrong[part])
-    positions = _positions(wrong, most)
-    return Cutting(
-        Cut(_digests(weights), (positions, bits[positions])), wrong.count_nonzero(), most
+    if not master.is_cpu:
+        return begin_cut_by_torch(master, weights, low)
+    digests = torch.empty(-(-master.numel() // MASTER_BLOCK), dtype=torch.int64)
+    listed = _core.cut_masters(
+        master, weights.view(torch.int16), low, digests, torch.get_num_threads()
     )
-
-
-def _positions(wrong: Tensor, most: int) -> Tensor:
-    """Where `wrong` is true: the first `most` places, and then any."""
-    try:
-        return torch.nonzero_static(wrong, size=most, fill_value=0).flatten()
-    except NotImplementedError:  # on a GPU before torch 2.6
-        return wrong.nonzero().flatten()
+    excess = len(listed) // 8 - _most_listed(master)
+    return Cutting(Cut(digests, listed), max(excess, 0))
 
 
 @torch.no_grad()
 def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int | Tensor:
     """Fills a master. Returns in how many blocks the weights have changed since it was cut, on a
     GPU as a tensor there."""
-    if isinstance(known.listed, bytes):
-        return _core.join_masters(
-            master,
-            weights.view(torch.int16),
-            low,
-            known.digests,
-            known.listed,
-            torch.get_num_threads(),
-        )
-    bits = _joined(master.view(torch.int32), weights, low)
-    positions, exact = known.listed
-    bits[positions] = exact
-    changed = _digests(weights) != known.digests
-    _begin_anew(bits, weights, changed)
-    return changed.count_nonzero()
+    if not isinstance(known.listed, bytes):
+        return join_by_torch(master, weights, low, known)
+    return _core.join_masters(
+        master,
+        weights.view(torch.int16),
+        low,
+        known.digests,
+        known.listed,
+        torch.get_num_threads(),
+    )
 
 
-def _begin_anew(bits: Tensor, weights: Tensor, changed: Tensor) -> None:
-    """Gives the masters of changed blocks, by their bits, the values of their weights."""
-    whole = weights.numel() // _BLOCK * _BLOCK
-    own, values = bits[:whole].view(-1, _BLOCK), weights[:whole].view(-1, _BLOCK)
-    rows = GPU_CHUNK // _BLOCK
-    for part, value, is_new in zip(own.split(rows), values.split(rows), changed.split(rows)):
-        part.copy_(torch.where(is_new[: len(part), None], value.float().view(torch.int32), part))
-    if whole < weights.numel():
-        rest, value = bits[whole:], weights[whole:].float().view(torch.int32)
-        rest.copy_(torch.where(changed[-1:], value, rest))
+# By torch's operations, for a GPU. Each of them takes the processor as long as the GPU takes for
+# megabytes, so there are few.
 
 
-def _joined(bits: Tensor, weights: Tensor, low: Tensor) -> Tensor:
-    """Fills in the bits of the masters of these weights. A lower half from 8000 on, which is
-    negative, takes one from the upper half: rounding has added it."""
-    return bits.copy_(weights.view(torch.int16)).bitwise_left_shift_(16).add_(low)
+def begin_cut_by_torch(master: Tensor, weights: Tensor, low: Tensor) -> Cutting:
+    """begin_cut() for elements on any device."""
+    # What there is to add to the weights: the lower half, but for those that are listed.
+    rest = torch.add(master.view(torch.int32), weights.view(torch.int16), alpha=-(1 << 16))
+    low.copy_(rest)
+    positions, excess = _positions(rest != low, _most_listed(master))
+    return Cutting(Cut(_digests(weights), (positions, rest.gather(0, positions))), excess)
+
+
+def join_by_torch(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> Tensor:
+    """join() for elements on any device."""
+    assert not isinstance(known.listed, bytes)
+    bits = master.view(torch.int32).copy_(low)
+    bits.scatter_(0, *known.listed)
+    is_same = _digests(weights) == known.digests
+    whole = bits.numel() // MASTER_BLOCK * MASTER_BLOCK
+    bits[:whole].view(-1, MASTER_BLOCK).mul_(is_same[: whole // MASTER_BLOCK, None])
+    if whole < bits.numel():
+        bits[whole:].mul_(is_same[-1:])
+    # A rest below zero takes one from the upper half: rounding has added it.
+    bits.add_(weights.view(torch.int16), alpha=1 << 16)
+    return is_same.numel() - is_same.sum()
+
+
+def _most_listed(master: Tensor) -> int:
+    return int(master.numel() * _MOST_LISTED) + 16
+
+
+def _positions(is_listed: Tensor, most: int) -> tuple[Tensor, int | Tensor]:
+    """(`most` positions: those that are listed, and then the first one as often as it takes; more
+    than zero if that is not enough)"""
+    try:
+        found = torch.nonzero_static(is_listed, size=most + 1, fill_value=0).flatten()
+    except NotImplementedError:  # on a GPU before torch 2.6
+        found = is_listed.nonzero().flatten()
+        return found[:most], max(found.numel() - most, 0)
+    return found[:most], found[most]
 
 
 @functools.cache
@@ -140,12 +135,12 @@ def _factors(device: torch.device) -> Tensor:
 
 def _digests(weights: Tensor) -> Tensor:
     """A number for each block, of all elements and their places in it."""
-    whole = weights.numel() // _BLOCK * _BLOCK
+    whole = weights.numel() // MASTER_BLOCK * MASTER_BLOCK
     words = weights[:whole].view(torch.int16).view(torch.int64).view(-1, _WORDS)
     factors = _factors(weights.device)
-    digests = [(part * factors).sum(1) for part in words.split(GPU_CHUNK // _BLOCK)]
+    digests = [(part * factors).sum(1) for part in words.split(GPU_CHUNK // MASTER_BLOCK)]
     if whole < weights.numel():
         rest = weights[whole:].view(torch.int16)
-        rest = torch.nn.functional.pad(rest, (0, -rest.numel() % _BLOCK))
+        rest = torch.nn.functional.pad(rest, (0, -rest.numel() % MASTER_BLOCK))
         digests.append((rest.view(torch.int64) * factors).sum(0, keepdim=True))
-    return torch.cat(digests)
+    return digests[0] if len(digests) == 1 else torch.cat(digests)

@@ -46,19 +46,30 @@ def _share(limit: str) -> float:
     return float(limit[:-1]) / 100
 
 
-class Copy:
-    """A copy between memory and a GPU on its way."""
+class GpuWork:
+    """What a stream of a GPU does with some memory, such as a copy between it and that of the
+    system. It holds the memory until somebody has seen that it is done."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Ends when the work of the current stream does."""
+    def __init__(self, memory: Tensor) -> None:
+        """What the current stream has been given so far."""
+        self._memory: Tensor | None = memory
+        self._device = memory.device
         self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(device))
+        self._event.record(torch.cuda.current_stream(memory.device))
 
     def done(self) -> bool:
-        return self._event.query()
+        if self._event.query():
+            self._memory = None
+        return self._memory is None
 
     def wait(self) -> None:
         self._event.synchronize()
+        self._memory = None
+
+    def precede(self) -> None:
+        """What the current stream is given from now on begins after it. Nobody waits here."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+        self._memory = None
 
     def cancel(self) -> None:
         """It cannot be cancelled."""
@@ -77,7 +88,7 @@ class KeptStates:
         self._places: dict[SubGroup, torch.device] = {}  # of those that stay
         self._memory: dict[SubGroup, Tensor] = {}  # also while a record is on its way there
         self._kept: set[SubGroup] = set()  # whose record memory has
-        self._writes: dict[SubGroup, Copy] = {}  # the last one of a GPU into this memory
+        self._writes: dict[SubGroup, GpuWork] = {}  # the last one of a GPU into this memory
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     # --- the choice ---
@@ -170,7 +181,7 @@ class KeptStates:
             return None
         return self.memory(group, nbytes)
 
-    def read(self, group: SubGroup, memory: Tensor) -> Copy | None:
+    def read(self, group: SubGroup, memory: Tensor) -> GpuWork | None:
         """Starts to bring a record into other memory. Returns the copy, if that goes on."""
         record = self._memory[group]
         if record.data_ptr() == memory.data_ptr():
@@ -178,9 +189,9 @@ class KeptStates:
         self._wait(group)
         nbytes = group.record_bytes
         memory[:nbytes].copy_(record[:nbytes], non_blocking=True)
-        return None if memory.is_cpu else Copy(memory.device)
+        return None if memory.is_cpu else GpuWork(memory)
 
-    def keep(self, group: SubGroup, memory: Tensor) -> Copy | None:
+    def keep(self, group: SubGroup, memory: Tensor) -> GpuWork | None:
         """Takes the record of a sub-group that stays. Returns the copy, if that goes on."""
         nbytes = group.record_bytes
         record = self.memory(group, nbytes)
@@ -194,8 +205,7 @@ class KeptStates:
         stream.wait_stream(torch.cuda.current_stream(memory.device))
         with torch.cuda.stream(stream):
             record[:nbytes].copy_(memory[:nbytes], non_blocking=True)
-            memory.record_stream(stream)
-            copy = self._writes[group] = Copy(memory.device)
+            copy = self._writes[group] = GpuWork(memory)
         return copy
 
     def forget(self, group: SubGroup) -> None:

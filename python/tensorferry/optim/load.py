@@ -1,4 +1,4 @@
-"""A sub-group on its way into memory."""
+"""A sub-group on its way into memory, and while it is stepped there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .._memory.reading import Reading
-from .kept import Copy
-from .sub_groups import Shard, SubGroup
+from .kept import GpuWork
+from .sub_groups import Shard, StateField, SubGroup
 
 if TYPE_CHECKING:
     from .._core import Operation
@@ -30,12 +30,12 @@ class Load:
     record: Tensor
     stored_values: dict[Shard, Tensor]  # memory for the values of weights on the drive
     gradients: dict[Shard, Tensor]  # memory for those on the drive
-    has_buffer: bool  # or does all of it stay in memory?
-    operations: list[Operation | Reading | Copy] = dataclasses.field(default_factory=list)
+    buffer: Tensor | None  # None if all of it stays in memory
+    operations: list[Operation | Reading | GpuWork] = dataclasses.field(default_factory=list)
 
     def unfinished(self) -> Operation | None:
         """A read of the drive that is not done yet."""
-        reads = (one for one in self.operations if not isinstance(one, Copy))
+        reads = (one for one in self.operations if not isinstance(one, GpuWork))
         reading = next((one for one in reads if not one.done()), None)
         return reading.operation if isinstance(reading, Reading) else reading
 
@@ -55,3 +55,31 @@ class Load:
             return shard.values()
         memory = self.stored_values[shard][: shard.nbytes]
         return shard.shaped(memory.view(shard.param.dtype))
+
+
+@dataclasses.dataclass
+class Record:
+    """A record in memory, and its states there."""
+
+    memory: Tensor
+    fields: list[StateField]
+    states: list[Tensor]  # of each field
+
+    def has(self, states: dict[Shard, dict[str, Tensor]]) -> bool:
+        """Whether these are its states, all of them and no others."""
+        if sum(map(len, states.values())) != len(self.fields):
+            return False
+        own = zip(self.fields, self.states)
+        return all(states[field.shard].get(field.name) is state for field, state in own)
+
+
+@dataclasses.dataclass
+class Stepping:
+    """A sub-group while the optimizer has its tensors."""
+
+    load: Load
+    record: Record
+    states: dict[Shard, dict[str, Tensor]]  # that go to the drive
+    tensors: dict[Shard, Tensor] = dataclasses.field(default_factory=dict)  # that are stepped
+    # What stands for states in the record.
+    packed: dict[Shard, dict[str, Tensor]] = dataclasses.field(default_factory=dict)

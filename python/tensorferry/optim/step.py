@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._notes import add_note
 from .._tracing import span
 from .cut_masters import LOW, Cutting, begin_cut, join
-from .load import Load, Until, Work
+from .kept import GpuWork
+from .load import Load, Record, Stepping, Until, Work
 from .masters import follow
 from .quantized_moments import NAMES, PACKED, pack_moments, packed_bytes, unpack_moments
 from .stored_gradient import entry_of
@@ -44,7 +46,7 @@ class Scratch:
     bits."""
 
     def __init__(self, memory: Tensor) -> None:
-        self._memory = memory
+        self.memory = memory
         self._end = 0
 
     @staticmethod
@@ -58,7 +60,7 @@ class Scratch:
     def take(self, count: int) -> Tensor:
         """Returns memory for so many elements in fp32."""
         begin, self._end = self._end, self._end + self.bytes_for(count)
-        return self._memory[begin : begin + 4 * count].view(torch.float32)
+        return self.memory[begin : begin + 4 * count].view(torch.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,17 +138,22 @@ class Step:
 
     def compute_next(self) -> None:
         """Steps the next sub-group, and begins to load those after it."""
+        self._compute_some(together=False)
+
+    def _compute_some(self, *, together: bool) -> None:
+        """Steps the next sub-group, `together` with those after it that one call can step too."""
         with self._failing():
             with letting_go():
                 self._begin_ahead(waits=True)
-                group, active = self._work[0]
-                # Nobody else may hold the load: its buffer is free when its writes are done.
-                self._compute(self._loads.popleft())
-            self._work.popleft()
-            self._done += 1
-            self._params.update(shard.param for shard in active)
-            if self._takes_memory:
-                note_freed(group.spare_bytes)
+                together = together and not (self._takes_memory or self._scratch)
+                count = _count_in_memory(self._loads) if together else 1
+                # Nobody else may hold a load: its buffer is free when its writes are done.
+                self._compute([self._loads.popleft() for _ in range(count)])
+            for group, active in [self._work.popleft() for _ in range(count)]:
+                self._done += 1
+                self._params.update(shard.param for shard in active)
+                if self._takes_memory:
+                    note_freed(group.spare_bytes)
 
     def expect(self, work: list[Work], scale: float | Tensor | None) -> None:
         """Says what is left to step, which may be other shards than was thought, and the factor of
@@ -165,10 +172,12 @@ class Step:
     def finish(self) -> set[Tensor]:
         """Steps the sub-groups that are left. Returns the parameters that the step has changed."""
         while self._work:
-            self.compute_next()
+            self._compute_some(together=True)
         with self._failing():
             for group, changes in self._changes:
                 group.update(changes)
+            for scratch in self._scratch.values():
+                self._store.note_computing(scratch.memory)
             if self._pace.waits_for_writes:
                 self._store.settle()
         self._scratch.clear()
@@ -184,12 +193,14 @@ class Step:
                 f"a step ended after {self._done} of {self._total} sub-groups ({error}): "
                 "parameters and states belong to different steps"
             )
-        self._scratch.clear()
         for load in self._loads:
             for operation in load.operations:
                 operation.cancel()
         self._loads.clear()
         self._work.clear()
+        if any(group.device.type == "cuda" for group in self._sub_groups):
+            torch.cuda.synchronize()  # it may still compute in the buffer of the one that failed
+        self._scratch.clear()
         try:
             self._store.settle()
         except OSError:  # the store remembers it
@@ -216,14 +227,14 @@ class Step:
         """Begins to load the first sub-group, and those after it that find a free buffer before the
         first has arrived, or at once if it must not wait."""
         loads = self._loads
-        buffers = sum(load.has_buffer for load in loads)
+        buffers = sum(load.buffer is not None for load in loads)
         while len(loads) < len(self._work) and (not loads or buffers < self._pace.loads > 1):
             until = (loads[0].unfinished if loads else None) if waits else _nothing
             load = self._begin(*self._work[len(loads)], until)
             if load is None:
                 break
             loads.append(load)
-            buffers += load.has_buffer
+            buffers += load.buffer is not None
 
     def _begin(self, group: SubGroup, active: list[Shard], until: Until | None) -> Load | None:
         """Takes a buffer and starts to fill it. Returns None if no buffer frees up before `until`
@@ -250,7 +261,7 @@ class Step:
             memory[record] if kept is None else kept,
             {shard: memory[part] for shard, part in values.items()},
             {shard: memory[part] for shard, part in gradients.items()},
-            has_buffer=end > 0,
+            buffer=memory if end > 0 else None,
         )
         self._start_reads(load, known)
         return load
@@ -297,69 +308,80 @@ class Step:
         tensors += len(NAMES) if shard.packs_moments else 0
         return tensors * Scratch.bytes_for(shard.numel)
 
-    def _compute(self, load: Load) -> None:
+    def _compute(self, loads: list[Load]) -> None:
+        """Steps these sub-groups by one call of the optimizer."""
+        groups: dict[int, Group] = {}
+        lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
+        stepping = [self._lend(load, groups, lent) for load in loads]
+        self.begun = True
+        stepped = self._stepper.step(list(groups.values()), lent)
+        self._note_changes(groups)
+        for one in stepping:
+            self._take_back(one, stepped)
+
+    def _lend(
+        self, load: Load, groups: dict[int, Group], lent: dict[Tensor, dict[str, Any]]
+    ) -> Stepping:
+        """Adds the tensors and states of a sub-group to those that the optimizer gets."""
         with span("wait for states"):
             for operation in load.operations:
-                operation.wait()
+                if isinstance(operation, GpuWork):
+                    operation.precede()
+                else:
+                    operation.wait()
         if (scratch := self._scratch.get(load.group.device)) is not None:
             scratch.begin()
         is_first = not load.group.fields and self._stepper.is_adam
         fields = _first_states(load) if is_first else load.group.fields
-        tensors: dict[Shard, Tensor] = {}  # that are stepped
-        packed: dict[Shard, dict[str, Tensor]] = {}  # what stands for states in the record
-        states: dict[Shard, dict[str, Tensor]] = {}  # that go to the drive
-        lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
-        groups: dict[int, Group] = {}
-        for shard in load.group.shards:
-            states[shard] = {s.name: s.of(load.record) for s in fields if s.shard is shard}
-            if shard not in load.active:
-                continue
-            own = states[shard]
-            packed[shard] = {name: own.pop(name) for name in UNMAPPED if name in own}
-            low = packed[shard].get(LOW)
-            tensor = tensors[shard] = self._stepped(load, shard, own, low, is_first)
+        record = Record(load.record, fields, [field.of(load.record) for field in fields])
+        one = Stepping(load, record, {shard: {} for shard in load.group.shards})
+        for field, state in zip(fields, record.states):
+            one.states[field.shard][field.name] = state
+        for shard in load.active:
+            own = one.states[shard]
+            packed = one.packed[shard] = {n: own.pop(n) for n in UNMAPPED if n in own}
+            tensor = self._stepped(load, shard, own, packed.get(LOW), is_first)
+            one.tensors[shard] = tensor
             tensor.grad = self._gradient(load, shard)
-            if PACKED in packed[shard]:
-                own |= self._whole_moments(load, shard, packed[shard][PACKED], is_first)
-            lent[tensor] = {**shard.small, **states[shard]}
+            if PACKED in packed:
+                own |= self._whole_moments(load, shard, packed[PACKED], is_first)
+            lent[tensor] = {**shard.small, **own}
             if is_first:
                 device = tensor.device if shard.group.get("fused") else None
                 lent[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
             group = groups.setdefault(id(shard.group), {**shard.group, "params": []})
             group["params"].append(tensor)
-        self.begun = True
-        stepped = self._stepper.step(list(groups.values()), lent)
-        self._note_changes(groups)
-        for shard, tensor in tensors.items():
+        return one
+
+    def _take_back(self, one: Stepping, stepped: dict[Tensor, dict[str, Any]]) -> None:
+        """Starts to store what the optimizer has made of a sub-group."""
+        load, states = one.load, one.states
+        for shard, tensor in one.tensors.items():
             tensor.grad = None
             states[shard] = _large_states(shard, tensor, stepped[tensor])
             if shard.master:
                 load.values(shard).copy_(tensor)
             if shard.packs_moments:
-                pack_moments(states[shard], packed[shard].get(PACKED))
-        self._cut_masters(load, states, packed)
-        self._write(load, states)
+                pack_moments(states[shard], one.packed[shard].get(PACKED))
+        self._cut_masters(one)
+        self._write(one)
 
-    def _cut_masters(
-        self,
-        load: Load,
-        states: dict[Shard, dict[str, Tensor]],
-        packed: dict[Shard, dict[str, Tensor]],
-    ) -> None:
-        """Replaces masters in `states` by their lower halves. Waits once for a GPU: for how many
-        elements are listed, and how many blocks of weights were changed, of all shards."""
+    def _cut_masters(self, one: Stepping) -> None:
+        """Replaces masters in the states by their lower halves. Waits once for a GPU: for whether
+        too many elements are listed, and how many blocks of weights were changed."""
+        states = one.states
         cuts: dict[Shard, Cutting] = {}
         lows: dict[Shard, Tensor] = {}
-        for shard, own in packed.items():
+        for shard, packed in one.packed.items():
             if shard.cuts_master:
                 master = states[shard]["master"]
-                low = own.get(LOW)
+                low = packed.get(LOW)
                 if low is None:
                     low = torch.empty(shard.shape, dtype=torch.int16, device=master.device)
                 lows[shard] = low
-                cuts[shard] = begin_cut(master, load.values(shard), low)
+                cuts[shard] = begin_cut(master, one.load.values(shard), low)
         changed, self._changed = self._changed, {}
-        counts = _on_host([*changed.values(), *(one.listed for one in cuts.values())])
+        counts = _on_host([*changed.values(), *(cutting.excess for cutting in cuts.values())])
         for shard, blocks in zip(changed, counts):
             if blocks > 0:
                 shard.cuts_master = False
@@ -368,8 +390,8 @@ class Step:
                     "begins anew there, and all of it is stored from now on",
                     tuple(shard.size),
                 )
-        for (shard, cutting), listed in zip(cuts.items(), counts[len(changed) :]):
-            shard.cut = cutting.end(listed) if shard.cuts_master else None
+        for (shard, cutting), excess in zip(cuts.items(), counts[len(changed) :]):
+            shard.cut = cutting.end(excess) if shard.cuts_master else None
             if shard.cut is not None:
                 del states[shard]["master"]
                 states[shard] = {LOW: lows[shard], **states[shard]}
@@ -451,18 +473,29 @@ class Step:
 
     # --- storing ---
 
-    def _write(self, load: Load, states: dict[Shard, dict[str, Tensor]]) -> None:
+    def _write(self, one: Stepping) -> None:
         """Starts to write the states, and the values of weights on the drive. States that were read
-        lie in the buffer already."""
-        fields = load.group.lay_out(states)
-        size = record_bytes(fields)
-        if size == 0:
+        lie in the record already."""
+        load, record = one.load, one.record
+        if not record.has(one.states):
+            fields = load.group.lay_out(one.states)
+            memory = _collected(record.memory, fields, record_bytes(fields), one.states)
+            record = Record(memory, fields, [])
+        if record_bytes(record.fields) == 0:
             self._store.drop(load.group)
         else:
-            memory = _collected(load.record, fields, size, states)
-            self._store.write(load.group, fields, memory)
+            self._store.write(load.group, record.fields, record.memory)
         for shard, memory in load.stored_values.items():
             self._store.note_writes(_stored(shard).write(memory, shard.begin, shard.end))
+        if load.buffer is not None:
+            self._store.note_computing(load.buffer)
+
+
+def _count_in_memory(loads: collections.deque[Load]) -> int:
+    """How many sub-groups, from the first on, one call of the optimizer steps: those that stay in
+    memory one after the other, because each call takes time before it computes."""
+    in_memory = itertools.takewhile(lambda load: load.buffer is None, loads)
+    return max(sum(1 for _ in in_memory), 1)
 
 
 def _stored(shard: Shard) -> StoredParameter:

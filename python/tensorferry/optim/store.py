@@ -10,12 +10,13 @@ import torch
 
 from .._memory.gpu_pool import GpuPool
 from .._tracing import span
+from .kept import GpuWork
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .._core import Operation, SwapBuffer, SwapSpace
-    from .kept import Copy, KeptStates
+    from .kept import KeptStates
     from .sub_groups import StateField, SubGroup
 
 
@@ -29,7 +30,7 @@ class StateStore:
         self.space = space
         self.kept = kept
         self.spoiled: str | None = None
-        self.writes: list[Operation | Copy] = []  # under way, oldest first
+        self.writes: list[Operation | GpuWork] = []  # under way, oldest first
         self.buffers_bytes = buffers_bytes  # of all buffers together, on the device that steps
         self._gpu_pools: dict[torch.device, GpuPool] = {}
 
@@ -40,12 +41,13 @@ class StateStore:
     # --- buffers ---
 
     def take(self, device: torch.device, nbytes: int) -> Tensor:
-        """Returns a buffer on the device that steps, waiting until enough of them are free."""
+        """Returns a buffer on the device that steps, waiting until enough of them are free. What
+        uses it must call note_computing()."""
         if device.type == "cpu":
             with span("wait for room"):
                 return _tensor(self.space.take(nbytes))
         pool = self._pool(device)
-        while (memory := pool.take(nbytes, beyond=not self.writes)) is None:
+        while (memory := pool.take_unnoted(nbytes, beyond=not self.writes)) is None:
             self.writes[0].wait()
             del self.writes[0]  # not before: Ctrl-C must not lose one that has failed
         return memory
@@ -56,7 +58,10 @@ class StateStore:
         """Returns a buffer, or None if none frees up before `unfinished` returns no read any more.
         On a GPU it never waits."""
         if device.type != "cpu":
-            return self._pool(device).take(nbytes)
+            self.writes = [
+                one for one in self.writes if not (isinstance(one, GpuWork) and one.done())
+            ]
+            return self._pool(device).take_unnoted(nbytes)
         with span("wait for room"):
             while True:
                 operation = unfinished()
@@ -66,6 +71,12 @@ class StateStore:
                 except TimeoutError:
                     if operation is None:
                         return None
+
+    def note_computing(self, memory: Tensor) -> None:
+        """Says that the current stream has got all of its work on a buffer. Others get the buffer
+        only after that."""
+        if not memory.is_cpu:
+            self.writes.append(GpuWork(memory))
 
     def reading(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Inside, reads into buffers on this device start at once."""
@@ -80,7 +91,7 @@ class StateStore:
 
     # --- records ---
 
-    def read(self, group: SubGroup, memory: Tensor) -> Operation | Copy | None:
+    def read(self, group: SubGroup, memory: Tensor) -> Operation | GpuWork | None:
         """Starts to bring in the record of a sub-group. Returns None if `memory` has it already."""
         if self.kept.has(group):
             return self.kept.read(group, memory)

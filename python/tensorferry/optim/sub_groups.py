@@ -3,6 +3,7 @@ sub-group, and the states of a sub-group are the fields of one record on the dri
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from .._memory.layout import CUT, PAGE, check_dense, flat_as, local, page_up
 from .._memory.stored_parameter import stored_parameter_of
-from .cut_masters import LOW, Cut
+from .cut_masters import LOW, MASTER_BLOCK, Cut
 from .masters import HALF
 from .quantized_moments import ELEMENT_BYTES, PACKED
 
@@ -45,13 +46,14 @@ class StateField:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def of(self, memory: Tensor) -> Tensor:
         """The state in memory that holds the record."""
-        return memory[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+        state = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        return state if len(self.shape) == 1 else state.view(self.shape)
 
 
 @dataclass(eq=False)
@@ -115,7 +117,8 @@ class Shard:
         tensor = local(tensor)
         if self.whole:
             return tensor
-        return flat_as(tensor, self.stride)[self.begin : self.end]
+        elements = flat_as(tensor, self.stride)
+        return elements if self.numel == elements.numel() else elements[self.begin : self.end]
 
     def shaped(self, elements: Tensor) -> Tensor:
         """Elements in the order of the parameter's memory, in the shape that is stepped."""
@@ -276,7 +279,13 @@ class SubGroups:
             ranges = home.cuts
         else:
             room = self.buffer_bytes - HELD_PAGES - SCRATCH_PAGES
-            most = max(int(room / (each.held + each.scratch / self.buffer_count)) // CUT, 1) * CUT
+            most = int(room / (each.held + each.scratch / self.buffer_count))
+            # Digests are of whole blocks: a rest takes a GPU as many calls again.
+            unit = MASTER_BLOCK if self.needs.cuts_master(param) and most >= MASTER_BLOCK else CUT
+            most = max(most // unit, 1) * unit
+            # As few pieces as fit, and all about as long: each costs calls, and the longest one is
+            # waited for at the beginning and at the end.
+            most = -(-count // (-(-count // most) * unit)) * unit
             ranges = [(at, min(at + most, count)) for at in range(0, count, most)]
         needs = self.needs
         shards = []
