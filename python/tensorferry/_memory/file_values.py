@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
@@ -82,6 +83,14 @@ class FileValues:
             self.slot_bytes = page_up(lead + nbytes)
         # Whole pages around the values, so that direct reads need no edges.
         self._in_place = first is not None and lead == first.offset % PAGE
+
+    def describe(self) -> list[list[str | int]]:
+        """Where its bytes are, for a snapshot: the path and the size of each file, the offset and
+        the number of its bytes there."""
+        return [
+            [os.path.abspath(stretch.file.path), stretch.file.size, stretch.offset, stretch.nbytes]
+            for stretch in self._stored.stretches
+        ]
 
     # --- reading ---
 
