@@ -232,4 +232,9 @@ bool RunDirectory::hold(int fd, std::size_t number) {
   return system_.link_file(fd, own_fd_, name.c_str()) == 0;
 }
 
+void RunDirectory::let_go(std::size_t number) {
+  const std::string name = std::string(attached_prefix) + std::to_string(number);
+  system_.remove_at(own_fd_, name.c_str(), 0);
+}
+
 }  // namespace tensorferry::swap

@@ -150,8 +150,11 @@ TEST_F(SnapshotTest, its_files_are_never_written_to_by_a_space_that_attaches_the
   {
     SwapSpace space(options());
     space.attach(taken);
+    const std::string name = space.directories().front() + "/attached.0";
+    EXPECT_TRUE(fs::exists(name));
     for (std::uint32_t i = 0; i < 10; ++i) put_tensor(space, "t", MiB, 50 + i);
     EXPECT_EQ(wrong_in(space, "t", MiB, 59), "");
+    EXPECT_FALSE(fs::exists(name)) << "the run keeps bytes that it does not need any more";
   }
   SwapSpace space(options());
   space.attach(taken);

@@ -31,6 +31,8 @@ Allocation::~Allocation() {
   if (store_ != nullptr) store_->give_back(extents_);
 }
 
+AttachedFiles::~AttachedFiles() { store->detach(numbers); }
+
 std::uint64_t Allocation::bytes() const noexcept {
   std::uint64_t bytes = 0;
   for (const auto& [drive, extent] : extents_) bytes += extent.bytes;
@@ -272,7 +274,7 @@ Status Store::make_room(std::uint64_t bytes) {
 }
 
 Result<std::shared_ptr<const AttachedFiles>> Store::attach(const std::vector<std::string>& paths) {
-  auto attached = std::make_shared<AttachedFiles>();
+  auto attached = std::make_shared<AttachedFiles>(shared_from_this());
   for (const std::string& path : paths) {
     const int fd = system_.open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (fd < 0) {
@@ -292,7 +294,7 @@ Result<std::shared_ptr<const AttachedFiles>> Store::attach(const std::vector<std
       (void)std::ranges::any_of(drives_, [&](Drive& drive) {
         return drive.directory != nullptr && drive.directory->hold(fd, held_);
       });
-      ++held_;
+      attached->numbers.push_back(held_++);
     }
     system_.close(fd);
     if (!ours) {
@@ -308,6 +310,15 @@ Result<std::shared_ptr<const AttachedFiles>> Store::attach(const std::vector<std
   return std::shared_ptr<const AttachedFiles>(std::move(attached));
 }
 
+void Store::detach(const std::vector<std::size_t>& numbers) {
+  if (generation_ != os::fork_generation()) return;
+  const std::lock_guard lock(mutex_);
+  for (const Drive& drive : drives_) {
+    if (drive.directory == nullptr) continue;
+    for (const std::size_t number : numbers) drive.directory->let_go(number);
+  }
+}
+
 std::string Store::given(std::size_t drive) const { return os::real_path(drives_[drive].given); }
 
 void Store::give_back(const std::vector<DriveExtent>& taken) {
@@ -317,6 +328,7 @@ void Store::give_back(const std::vector<DriveExtent>& taken) {
 }
 
 void Store::remove_directories() {
+  const std::lock_guard lock(mutex_);
   for (Drive& drive : drives_) drive.directory.reset();
 }
 

@@ -29,10 +29,18 @@ struct DriveExtent {
   Extent extent;
 };
 
-// Files of a snapshot, which nobody writes to any more.
+// Files of a snapshot, which nobody writes to any more. While they are attached, they have names in
+// the directories of the run, so that their bytes stay.
 struct AttachedFiles {
+  explicit AttachedFiles(std::shared_ptr<Store> to) : store(std::move(to)) {}
+  ~AttachedFiles();
+  AttachedFiles(const AttachedFiles&) = delete;
+  AttachedFiles& operator=(const AttachedFiles&) = delete;
+
+  const std::shared_ptr<Store> store;
   std::vector<File> files;
   std::vector<std::string> directories;  // the one on the drive of each file, as users give it
+  std::vector<std::size_t> numbers;      // in the names that they have here
 };
 
 // The space that one tensor has on the drives. Its destructor gives the space back.
@@ -109,6 +117,7 @@ class Store : public std::enable_shared_from_this<Store> {
 
  private:
   friend class Allocation;
+  friend struct AttachedFiles;
 
   struct Drive {
     std::string given;
@@ -124,6 +133,7 @@ class Store : public std::enable_shared_from_this<Store> {
         shares_(drives) {}
   [[nodiscard]] Status add_drive(const std::string& given, const std::string& run, unsigned rank);
   void give_back(const std::vector<DriveExtent>& taken);
+  void detach(const std::vector<std::size_t>& numbers);
   // Both add to `taken` and return how many bytes they found space for.
   [[nodiscard]] std::uint64_t take_whole(std::size_t index, std::uint64_t bytes,
                                          std::vector<DriveExtent>& taken);
@@ -152,7 +162,7 @@ class Store : public std::enable_shared_from_this<Store> {
   Shares shares_;
   std::uint64_t unlearned_bytes_ = 0;  // of tensors since the last look at the speeds
   std::vector<Drive> drives_;
-  std::size_t held_ = 0;  // files of other runs that have a name in our directories
+  std::size_t held_ = 0;  // how many files of snapshots have had a name in our directories
   std::size_t next_ = 0;  // the first drive of the next allocation
   int growth_error_ = 0;  // errno of the last file that did not grow
   std::vector<std::string> paths_;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._core import SwapSpace
 from .._memory.file_values import FileValues
-from .._memory.layout import flat_as, page_up
+from .._memory.layout import flat_as, local, page_up
 from .._memory.snapshot_part import Differs, SavedPart, SnapshotPart, StoredTensor, compare
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
 from .._memory.values import SwappedValues
@@ -32,7 +32,7 @@ def part_of(model: torch.nn.Module) -> SnapshotPart:
         part.layout["tensors"][name] = _described(tensor)
         stored = stored_parameter_of(tensor)
         if stored is None:
-            part.memory["tensors"][name] = tensor.detach()
+            part.memory["tensors"][name] = local(tensor)
         elif isinstance(stored.values, SwappedValues):
             values = stored.values
             values.settle()
@@ -67,7 +67,7 @@ def resume(model: torch.nn.Module, saved: SavedPart, read: ReadWeight) -> None:
             continue
         values = read(name) if name in on_drive else saved.memory["tensors"][name]
         if stored is None:
-            tensor.copy_(values)
+            local(tensor).copy_(values)
         else:
             _write(stored, values)
     for name, module in _with_extra(model):
@@ -95,7 +95,7 @@ def _with_extra(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
 
 def _described(tensor: Tensor) -> dict[str, Any]:
     stored = stored_parameter_of(tensor)
-    size = tensor.size() if stored is None else stored.size
+    size = local(tensor).size() if stored is None else stored.size
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "size": list(size)}
 
 

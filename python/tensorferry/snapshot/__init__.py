@@ -21,16 +21,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import dropping, folder, resuming, taking
+# Not torch: who only lists or drops snapshots does not need it.
+from . import folder
 from .folder import Snapshot, Unusable
-from .resuming import Resumed
+from .kinds import Resumed
 
 if TYPE_CHECKING:
     import torch
 
     from .kinds import Stateful
 
-__all__ = ["Resumed", "Snapshot", "Unusable", "drop", "find", "resume", "take", "verify"]
+__all__ = ["Resumed", "Snapshot", "Unusable", "drop", "export", "find", "resume", "take", "verify"]
 
 AnyPath = str | os.PathLike[str]
 
@@ -65,6 +66,8 @@ def take(
         raise ValueError(f"keep is {keep}: it must be at least 1, the new snapshot itself")
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise ValueError(f"{name!r} cannot be the name of a folder: choose another name")
+    from . import taking
+
     return taking.take(Path(path), model, optimizer, scheduler, scaler, extra, name, keep)
 
 
@@ -86,6 +89,8 @@ def resume(
     itself never changes. Another model, other options of the optimizer, another number of ranks or
     a missing drive raise an error that says what differs.
     """
+    from . import resuming
+
     return resuming.resume(Path(path), model, optimizer, scheduler, scaler, name)
 
 
@@ -98,10 +103,24 @@ def verify(path: AnyPath, name: str | None = None) -> dict[str, int]:
     """Reads all of the newest snapshot in a folder, or of the one of that name, and compares the
     checksums. Returns how many tensors and bytes it has read and how many tensors have no checksum.
     Raises OSError (EBADMSG) for bytes that have changed, and Unusable if there is no snapshot."""
-    return dropping.verify(Path(path), name)
+    from . import verifying
+
+    return verifying.verify(Path(path), name)
+
+
+def export(
+    path: AnyPath, target: AnyPath, name: str | None = None, *, rank: int = 0
+) -> dict[str, int]:
+    """Writes the weights and buffers of a snapshot to a checkpoint: a file of torch.save, or a
+    safetensors file if the name ends in ".safetensors". The run may go on meanwhile. Compares the
+    checksums first. Returns how many tensors and bytes it has written. With several ranks these are
+    the weights of one of them. For states of an optimizer, resume() and save its state_dict()."""
+    from . import verifying
+
+    return verifying.export(Path(path), Path(target), name, rank)
 
 
 def drop(path: AnyPath, name: str) -> None:
     """Removes a snapshot and frees its space. If the run that took it lives, that one uses the
     space again from its next snapshot on."""
-    dropping.drop(Path(path), name)
+    folder.drop(Path(path), name)

@@ -201,18 +201,50 @@ def find(path: Path) -> list[Snapshot]:
     return sorted(found, key=lambda snapshot: snapshot.number)
 
 
+def choose(path: Path, name: str | None) -> Snapshot | None:
+    """The newest snapshot, or the one of that name. None if there are none at all."""
+    found = find(path)
+    if name is None:
+        return found[-1] if found else None
+    named = next((one for one in found if one.name == name), None)
+    if named is None:
+        others = ", ".join(one.name for one in found) or "none"
+        raise Unusable(f"{path} has no snapshot '{name}': it has {others}")
+    return named
+
+
+def existing(path: Path, name: str | None) -> Snapshot:
+    """The snapshot of that name, or the newest. Raises Unusable if there is none."""
+    found = choose(path, name)
+    if found is None:
+        raise Unusable(f"{path} has no snapshot")
+    return found
+
+
 def remains(path: Path) -> list[Path]:
     """Folders of snapshots that were never finished, or were dropped in part."""
+    ours = ("rank-", ".rank-", f".{COMMIT}.")  # hidden ones have not got their names yet
     return [
         folder
         for folder in path.iterdir()
-        if folder.is_dir() and any(folder.glob("rank-*")) and not (folder / COMMIT).exists()
+        if folder.is_dir() and all(file.name.startswith(ours) for file in folder.iterdir())
     ]
 
 
 def write_links(folder: Path, rank: int, prefix: str, directories: list[str]) -> None:
     """Says where names of swap files are going to be made, so that they can be removed."""
     write_json(links_path(folder, rank), {"prefix": prefix, "directories": directories})
+
+
+def drop(path: Path, name: str) -> None:
+    """See tensorferry.snapshot.drop()."""
+    with locked(path):
+        snapshot = existing(path, name)
+        if is_in_use(snapshot):
+            raise OSError(errno.EBUSY, "another process reads this snapshot now", snapshot.path)
+        uncommit(snapshot)
+        remove_rest(Path(snapshot.path))
+        trim(path)
 
 
 def uncommit(snapshot: Snapshot) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -70,12 +69,13 @@ class Reader:
         elements = torch.frombuffer(self._space.view(parts), dtype=dtype)
         return elements.as_strided(size, place["stride"])
 
-    def check(self) -> dict[str, Any]:
-        """Reads all tensors and compares their checksums. Raises OSError (EBADMSG) for one that
-        has changed."""
+    def check(self, part: str | None = None) -> dict[str, int]:
+        """Reads all tensors, or those of one part, and compares their checksums. Raises OSError
+        (EBADMSG) for one that has changed."""
+        spaces = self._manifest.all_spaces if part is None else self._manifest.spaces[part]
         counts = {"tensors": 0, "bytes": 0, "without_checksum": 0}
         running: collections.deque[tuple[SwapBuffer, Operation]] = collections.deque()
-        for space in self._manifest.all_spaces:
+        for space in spaces:
             for key, nbytes, _, checksum in space.tensors:
                 assert self._space is not None
                 if len(running) == _AHEAD:

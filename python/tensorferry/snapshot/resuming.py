@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +12,13 @@ from .. import checkpoint
 from .._memory.snapshot_part import Differs
 from ..offload import snapshots as of_models
 from . import folder, ranks
-from .folder import Manifest, Snapshot, Unusable
+from .folder import Manifest, Snapshot
+from .kinds import Resumed
 from .random_states import set_random_states
 from .reading import Reader
 
 if TYPE_CHECKING:
     from .kinds import Stateful
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """What resume() has found."""
-
-    snapshot: Snapshot
-    extra: Any  # what take() was given
-
-    __module__ = "tensorferry.snapshot"  # where users find it
 
 
 def resume(
@@ -41,7 +31,7 @@ def resume(
 ) -> Resumed | None:
     """See tensorferry.snapshot.resume()."""
     with ranks.all_or_none("to find a snapshot"):
-        chosen = choose(path, name)
+        chosen = folder.choose(path, name)
     chosen = ranks.from_first(chosen)
     if chosen is None:
         return None
@@ -65,18 +55,6 @@ def resume(
                 one.load_state_dict(memory[key])
         set_random_states(memory["random"])
     return Resumed(chosen, memory["extra"])
-
-
-def choose(path: Path, name: str | None) -> Snapshot | None:
-    """The newest snapshot, or the one of that name. None if there are none at all."""
-    found = folder.find(path)
-    if name is None:
-        return found[-1] if found else None
-    named = next((one for one in found if one.name == name), None)
-    if named is None:
-        others = ", ".join(one.name for one in found) or "none"
-        raise Unusable(f"{path} has no snapshot '{name}': it has {others}")
-    return named
 
 
 def _check_parts(chosen: Snapshot, memory: dict[str, Any], given: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -53,9 +54,10 @@ def take(
         into = path / own_name
         taking = _Taking(into, rank, identity)
         try:
-            with ranks.all_or_none("a snapshot"):
+            with ranks.all_or_none("to make the folder of a snapshot"):
                 if rank == 0:
-                    taking.begin()
+                    _make(into)
+            taking.begun = True
             with ranks.all_or_none("a snapshot"):
                 memory = {"random": random_states(), "extra": extra}
                 for key, one in (("scheduler", scheduler), ("scaler", scaler)):
@@ -122,6 +124,16 @@ def _going(older: list[Snapshot], keep: int | None) -> list[Snapshot]:
     return [] if keep is None else older[: max(len(older) - keep + 1, 0)]
 
 
+def _make(into: Path) -> None:
+    try:
+        into.mkdir()
+    except FileExistsError as error:
+        raise FileExistsError(
+            errno.EEXIST, "there is a snapshot or a folder of that name: choose another", str(into)
+        ) from error
+    folder.sync(into.parent)
+
+
 def _drop(going: list[Snapshot], spaces: list[SwapSpace], path: Path, rank: int) -> None:
     """Drops snapshots, but for those that another process reads now, and lets the spaces use again
     what they kept."""
@@ -165,14 +177,8 @@ class _Taking:
         self._rank = rank
         self._prefix = f"{identity}.{rank}"
         self._taken: list[tuple[SwapSpace, str]] = []
-        self._begun = False
+        self.begun = False  # whether the folder is ours
         self.memory_bytes = 0
-
-    def begin(self) -> None:
-        """Makes the folder."""
-        self._into.mkdir()
-        self._begun = True
-        folder.sync(self._into.parent)
 
     def run(
         self,
@@ -219,8 +225,10 @@ class _Taking:
         for space, name in self._taken:
             with contextlib.suppress(OSError):
                 space.drop_snapshot(name)
+        if not self.begun:
+            return
         with contextlib.suppress(OSError):
             folder.remove_links(self._into, self._rank)
-            if self._rank == 0 and self._begun:
+            if self._rank == 0:
                 (self._into / folder.COMMIT).unlink(missing_ok=True)
                 folder.remove_rest(self._into)
