@@ -28,6 +28,9 @@ struct Seams;
 // ordinary memory, which does not count towards the memlock limit.
 enum class SwapMemory : std::uint8_t { page_locked, ordinary };
 
+// Whether a SwapSpace computes a checksum of each tensor while it is written, for snapshots.
+enum class SwapChecksums : std::uint8_t { none, computed };
+
 // New fields come last, here and in SwapStats.
 struct SwapOptions {
   // At least one. Tensors are striped over all of them, by the speed of their drives.
@@ -37,6 +40,7 @@ struct SwapOptions {
   std::string run;    // a name that all ranks of a run share; empty: this process is the run
   unsigned rank = 0;  // run and rank only become part of the directory's name
   HandleOptions handle;
+  SwapChecksums checksums = SwapChecksums::none;
 };
 
 // One of the directories of a SwapSpace and the drive below it.
@@ -59,7 +63,28 @@ struct SwapStats {
   std::uint64_t waits = 0;               // calls that had to wait for free buffers
   std::uint64_t buffer_bytes = 0;        // the size of the buffers
   std::uint64_t buffer_bytes_used = 0;
-  std::vector<SwapDrive> drives;  // in the order of the directories
+  std::vector<SwapDrive> drives;     // in the order of the directories
+  std::uint64_t snapshots = 0;       // that keep tensors of this space
+  std::uint64_t snapshot_bytes = 0;  // of tensors that only snapshots keep, in whole pages
+};
+
+// Where a snapshot has the tensors of a SwapSpace. The members are what it takes to find them
+// again: keep them in a file of your own.
+struct SwapSnapshot {
+  struct Extent {
+    std::uint64_t file = 0;  // its index in `files`
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Tensor {
+    std::string key;
+    std::uint64_t bytes = 0;
+    std::vector<Extent> extents;            // whole pages, in the order of the tensor's bytes
+    std::optional<std::uint64_t> checksum;  // if it was computed when the tensor was put
+  };
+  std::string name;
+  std::vector<std::string> files;  // absolute paths
+  std::vector<Tensor> tensors;
 };
 
 // A part of the buffers of a SwapSpace. Copies share it. It becomes free when the last copy
@@ -100,6 +125,14 @@ struct SwapPart {
   std::uint64_t offset = 0;  // a multiple of the page size: 4096 bytes, on some aarch64 more
   std::uint64_t bytes = 0;   // a multiple too, except for the last part of a view
 };
+
+// Frees the space of a file of snapshots that none of `kept` covers; the numbers of files in these
+// do not count. Does nothing and returns false if a living SwapSpace may write to the file, if the
+// file has other names than the `names` that the caller knows, or if the file system cannot do it.
+// Throws Error if the file cannot be opened.
+TENSORFERRY_EXPORT bool trim_snapshot_file(const std::string& path,
+                                           std::span<const SwapSnapshot::Extent> kept,
+                                           std::uint64_t names);
 
 // Keeps tensors by name in files of mode 0600. It makes them in a new directory for its run and
 // rank below each given directory. The destructor removes them; if a run was killed, the next run
@@ -182,6 +215,38 @@ class TENSORFERRY_EXPORT SwapSpace {
 
   // Allocates space for `bytes` on the drives ahead of need. Throws Error (ENOSPC).
   void reserve(std::uint64_t bytes);
+
+  // Keeps the tensors of these keys as they are now, without a copy: also when they are put again
+  // or dropped, and when the space and its process have ended. Waits for their writes, and then for
+  // one fdatasync of each drive. When the call returns, all bytes are durable.
+  //
+  // Gives the files of the space a second name, `name` and a number, in the directory
+  // tensorferry-snapshots-<uid> beside that of the run. Nothing removes these names but whoever
+  // wants the space back: remove the files, and call drop_snapshot() if this space has taken the
+  // snapshot, so that it can use the space itself.
+  //
+  // Makes room first for as many bytes as the snapshot keeps, so that the tensors can be put again;
+  // what the snapshots `replaced` keep counts as free, because the caller drops them next. Throws
+  // Error (ENOSPC) if the drives have less; then, and after any other Error, nothing has changed.
+  // Throws EINVAL for a name that is not made of letters, digits, '-', '_' and '.', EEXIST if there
+  // is a snapshot of that name, ENOENT for an unknown key, EIO if the last write of one has failed.
+  [[nodiscard]] SwapSnapshot snapshot(const std::string& name, std::span<const std::string> keys,
+                                      std::span<const std::string> replaced = {});
+
+  // The space may use again what only this snapshot keeps. Removes no file. Returns false if the
+  // space has taken no snapshot of that name.
+  bool drop_snapshot(const std::string& name);
+
+  // The names of the snapshots that keep tensors of this space.
+  [[nodiscard]] std::vector<std::string> snapshots() const;
+
+  // Takes over the tensors of a snapshot, of this space or of any other, under their keys, without
+  // reading them. The files of the snapshot are never written to: a tensor that is put again goes
+  // to files of this space. The first get(), fetch() or prefetch() of a whole tensor compares its
+  // checksum, and the operation fails with EBADMSG if that is wrong. Throws Error: ENOENT if a file
+  // is missing, EPERM if it belongs to somebody else, EINVAL if it is too short or the tensors do
+  // not fit their extents; then nothing has changed.
+  void attach(const SwapSnapshot& snapshot);
 
   [[nodiscard]] SwapStats stats() const;
   [[nodiscard]] const std::vector<std::string>& directories() const noexcept;  // those it made

@@ -26,6 +26,10 @@ void bind_handle(nb::module_& module);
 void bind_swap(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 
+template <class Opened>
+class ClosableOf;
+void bind_snapshots(nb::module_& module, nb::class_<ClosableOf<SwapSpace>>& space);
+
 // An Error for an invalid argument; Python gets a tensorferry.InvalidArgument.
 [[nodiscard]] Error invalid(const char* operation, std::string hint);
 

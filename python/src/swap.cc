@@ -150,14 +150,17 @@ nb::dict stats(const PySwapSpace& self) {
     drives.append(one);
   }
   out["drives"] = drives;
+  out["snapshots"] = now.snapshots;
+  out["snapshot_bytes"] = now.snapshot_bytes;
   return out;
 }
 
 void open_space(PySwapSpace* self, nb::handle directories, nb::handle buffer_bytes,
                 const std::string& run, unsigned rank, const std::string& engine,
                 nb::handle block_bytes, nb::handle queue_depth, nb::handle workers,
-                const std::string& submit, bool overlap, bool pin_memory) {
+                const std::string& submit, bool overlap, bool pin_memory, bool checksums) {
   SwapOptions options;
+  options.checksums = checksums ? SwapChecksums::computed : SwapChecksums::none;
   options.memory = pin_memory ? SwapMemory::page_locked : SwapMemory::ordinary;
   options.directories = to_directories(directories);
   options.buffer_bytes = to_bytes(buffer_bytes, "buffer_bytes");
@@ -326,7 +329,8 @@ gets short. Writes to it never reach the drive. It shows the bytes from the time
 It makes a directory of its own in each of the given ones and removes it at the end. It stripes
 tensors over all directories, by the speed of their drives. take(), fetch() and prefetch() share
 `buffer_bytes` of memory, which is all that the space uses: a call that finds no room waits. The
-memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory.
+memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory. With
+checksums=True each put computes a checksum, by which snapshot() finds bytes that have changed.
 
 It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 
@@ -343,14 +347,16 @@ It belongs to the process that opened it: a forked child that uses it gets a Chi
             nb::arg("rank") = 0, nb::arg("engine") = "auto", nb::arg("block_bytes") = nb::none(),
             nb::arg("queue_depth") = nb::none(), nb::arg("workers") = nb::none(),
             nb::arg("submit") = "batch", nb::arg("overlap") = true, nb::arg("pin_memory") = true,
+            nb::arg("checksums") = false,
             nb::sig("def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int "
                     "= 268435456, run: str = '', rank: int = 0, engine: Literal['auto', "
                     "'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, "
                     "queue_depth: int | None = None, workers: int | None = None, submit: "
                     "Literal['batch', 'single'] = 'batch', overlap: bool = True, pin_memory: bool "
-                    "= True) -> None"));
+                    "= True, checksums: bool = False) -> None"));
   bind_tensors(space);
   bind_facts(space);
+  bind_snapshots(module, space);
   bind_closing(
       space, "def __enter__(self) -> SwapSpace",
       "Waits for all operations and closes the space. Raises the first failure that the "

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from . import offload as offload
     from . import optim as optim
     from . import safetensors as safetensors
+    from . import snapshot as snapshot
     from . import transformers as transformers
     from ._config.optimizer import ConfiguredOptimizer
     from ._config.sections import ConfigError as ConfigError
@@ -145,11 +146,13 @@ def initialize(
     return made
 
 
+# Most import torch.
+_ROOMS = ("checkpoint", "dcp", "offload", "optim", "safetensors", "snapshot", "transformers")
+
 if not TYPE_CHECKING:  # it would give every name to type checkers
 
     def __getattr__(name):
-        # Most import torch.
-        if name in ("checkpoint", "dcp", "offload", "optim", "safetensors", "transformers"):
+        if name in _ROOMS:
             import importlib
 
             return importlib.import_module("." + name, __name__)

@@ -476,7 +476,8 @@ class SwapSpace:
     It makes a directory of its own in each of the given ones and removes it at the end. It stripes
     tensors over all directories, by the speed of their drives. take(), fetch() and prefetch() share
     `buffer_bytes` of memory, which is all that the space uses: a call that finds no room waits. The
-    memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory.
+    memory is page-locked, unless pin_memory=False. `run` and `rank` name the directory. With
+    checksums=True each put computes a checksum, by which snapshot() finds bytes that have changed.
 
     It belongs to the process that opened it: a forked child that uses it gets a ChildProcessError.
 
@@ -489,7 +490,7 @@ class SwapSpace:
     'weights'
     """
 
-    def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int = 268435456, run: str = '', rank: int = 0, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, pin_memory: bool = True) -> None: ...
+    def __init__(self, directories: _Path | Iterable[_Path], *, buffer_bytes: int = 268435456, run: str = '', rank: int = 0, engine: Literal['auto', 'io_uring', 'libaio', 'threads'] = 'auto', block_bytes: int | None = None, queue_depth: int | None = None, workers: int | None = None, submit: Literal['batch', 'single'] = 'batch', overlap: bool = True, pin_memory: bool = True, checksums: bool = False) -> None: ...
 
     def put(self, key: str, buffer: object) -> Operation:
         """
@@ -557,6 +558,26 @@ class SwapSpace:
 
     def __repr__(self) -> str: ...
 
+    def snapshot(self, name: str, keys: Sequence[str], replaced: Sequence[str] = ...) -> tuple[list[str], list[tuple[str, int, list[tuple[int, int, int]], int | None]]]:
+        """
+        Keeps the tensors of these keys as they are now, without a copy, also when the process has ended.
+
+        Returns (files, tensors), what attach() takes: a tensor is (key, bytes, [(number of the file, offset, bytes), ...], checksum). All bytes are durable then. Makes room first, so that the tensors can be put again; what the snapshots `replaced` keep counts as free. Raises OSError (ENOSPC) if the drives have less; nothing has changed then. tensorferry.snapshot makes whole snapshots of this.
+        """
+
+    def drop_snapshot(self, name: str) -> bool:
+        """
+        Lets the space use again what only this snapshot keeps. Removes no file. Returns False if this space has taken no snapshot of that name.
+        """
+
+    def snapshots(self) -> list[str]:
+        """Returns the names of the snapshots that keep tensors of this space."""
+
+    def attach(self, files: Iterable[_Path], tensors: Sequence[tuple[str, int, list[tuple[int, int, int]], int | None]]) -> None:
+        """
+        Takes over the tensors of a snapshot under their keys, without reading them. The files are never written to. The first read of a whole tensor compares its checksum and raises OSError (EBADMSG) if that is wrong.
+        """
+
     def close(self) -> None:
         """
         Waits for all operations and closes the space. Raises the first failure that the program has not seen.
@@ -571,6 +592,11 @@ class SwapSpace:
 
     @property
     def closed(self) -> bool: ...
+
+def trim_snapshot_file(path: _Path, kept: Sequence[tuple[int, int]], names: int) -> bool:
+    """
+    Frees the space of a file of snapshots that no (offset, bytes) of `kept` covers. Returns False, and changes nothing, if a living SwapSpace may write to the file or if it has not exactly `names` names.
+    """
 
 class NewFile:
     """

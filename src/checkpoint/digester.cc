@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/xxh3.h"
+#include "base/xxh3.h"
 #include "tensorferry/checkpoint.h"
 
 namespace tensorferry::checkpoint {
@@ -149,7 +149,7 @@ std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes)
   pieces.reserve(bytes.size() / checksum_piece_bytes + 1);
   while (!bytes.empty()) {
     const auto piece = bytes.first(std::min<std::size_t>(checksum_piece_bytes, bytes.size()));
-    pieces.push_back(checkpoint::xxh3(piece.data(), piece.size()));
+    pieces.push_back(xxh3(piece.data(), piece.size()));
     bytes = bytes.subspan(piece.size());
   }
   return pieces;
@@ -157,7 +157,7 @@ std::vector<std::uint64_t> checksums_of_pieces(std::span<const std::byte> bytes)
 
 std::uint64_t safetensors_checksum(std::span<const std::byte> chunk) {
   const std::vector<std::uint64_t> pieces = checksums_of_pieces(chunk);
-  return checkpoint::xxh3(pieces.data(), pieces.size() * sizeof(std::uint64_t));
+  return xxh3(pieces.data(), pieces.size() * sizeof(std::uint64_t));
 }
 
 }  // namespace tensorferry

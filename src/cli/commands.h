@@ -12,6 +12,7 @@ namespace tensorferry::cli {
 [[nodiscard]] Command add_doctor(CLI::App& program);
 [[nodiscard]] Command add_verify(CLI::App& program);
 [[nodiscard]] Command add_checkpoint(CLI::App& program);
+[[nodiscard]] Command add_snapshot(CLI::App& program);
 [[nodiscard]] Command add_report(CLI::App& program);
 [[nodiscard]] Command add_completion(CLI::App& program);
 

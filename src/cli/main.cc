@@ -73,7 +73,7 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
     }
   }
   if (words.empty()) {
-    return "give a command: bench, sweep, tune, doctor, verify, checkpoint or report";
+    return "give a command: bench, sweep, tune, doctor, verify, checkpoint, snapshot or report";
   }
   return "";
 }
@@ -116,9 +116,9 @@ int run(const std::vector<std::string>& arguments) {
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
   program.require_subcommand(1);
   const std::vector<Command> commands{
-      add_bench(program),      add_sweep(program),  add_point(program),
-      add_tune(program),       add_doctor(program), add_verify(program),
-      add_checkpoint(program), add_report(program), add_completion(program)};
+      add_bench(program),  add_sweep(program),     add_point(program),      add_tune(program),
+      add_doctor(program), add_verify(program),    add_checkpoint(program), add_snapshot(program),
+      add_report(program), add_completion(program)};
   let_the_last_one_count(program);
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {

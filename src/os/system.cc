@@ -137,6 +137,11 @@ int System::rename_at(int directory, const char* name, const char* new_name) {
   return or_errno(::renameat(directory, name, directory, new_name));
 }
 
+int System::link_file(int fd, int directory, const char* name) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  return or_errno(::linkat(AT_FDCWD, path.c_str(), directory, name, AT_SYMLINK_FOLLOW));
+}
+
 int System::set_mode(int fd, mode_t mode) { return or_errno(::fchmod(fd, mode)); }
 
 int System::lock_file(int fd) { return or_errno(::flock(fd, LOCK_EX | LOCK_NB)); }

@@ -57,6 +57,9 @@ class System {
   virtual int remove_at(int directory, const char* name, int flags);  // unlinkat
   // Gives the file another name in the same directory; a file of that name is replaced.
   virtual int rename_at(int directory, const char* name, const char* new_name);
+  // Gives an open file that has a name another one, in a directory of the same file system. Needs
+  // /proc.
+  virtual int link_file(int fd, int directory, const char* name);
   // Locks the file until this process closes it: 0, or -EWOULDBLOCK if another process holds the
   // lock.
   virtual int lock_file(int fd);

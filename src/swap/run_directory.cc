@@ -13,12 +13,15 @@
 #include <thread>
 #include <utility>
 
+#include "swap/own_directory.h"
+
 namespace tensorferry::swap {
 
 namespace {
 
 constexpr const char* owner_name = "owner";
 constexpr const char* tensors_name = "tensors";
+constexpr std::string_view attached_prefix = "attached.";
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
 // Other runs lock the shared directory only while they start, for milliseconds.
@@ -114,41 +117,13 @@ Status RunDirectory::open_given() {
   return Nothing{};
 }
 
-// The directory that all runs of this user share. Another user may have made it first.
+// The directory that all runs of this user share.
 Status RunDirectory::open_shared() {
-  const uid_t user = ::geteuid();
-  const std::string name = "tensorferry-swap-" + std::to_string(user);
+  const std::string name = "tensorferry-swap-" + std::to_string(::geteuid());
   path_ = given_ + "/" + name;
-  if (const int made = system_.make_directory_at(given_fd_, name.c_str(), 0700);
-      made < 0 && made != -EEXIST) {
-    return failure(
-        "make swap directory", -made,
-        made == -ENOSPC ? "the drive is full; free space on it"
-        : made == -EROFS
-            ? "the file system is mounted read-only; remount it or give another directory"
-            : "no permission to write there; check owner and mode");
-  }
-  shared_fd_ = system_.open_at(given_fd_, name.c_str(), directory_flags, 0);
-  if (shared_fd_ < 0) {
-    const int code = -std::exchange(shared_fd_, -1);
-    return failure("open swap directory", code,
-                   code == ELOOP || code == ENOTDIR
-                       ? "a link or a file has the name of our directory; remove it"
-                       : "check owner and mode");
-  }
-  struct statx facts{};
-  if (const int got = system_.statx(shared_fd_, STATX_UID | STATX_MODE, &facts); got < 0) {
-    return failure("statx", -got, {});
-  }
-  if (facts.stx_uid != user) {
-    return failure(
-        "open swap directory", EPERM,
-        "the directory belongs to user " + std::to_string(facts.stx_uid) + "; remove it");
-  }
-  if ((facts.stx_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return failure("open swap directory", EPERM,
-                   "other users may write to the directory; chmod it to 700 or remove it");
-  }
+  const Result<int> opened = open_own_directory(system_, given_fd_, name, path_);
+  if (!opened.ok()) return opened.error();
+  shared_fd_ = opened.value();
   return Nothing{};
 }
 
@@ -205,6 +180,9 @@ void RunDirectory::sweep(const std::string& run) {
 // Removes only names that we give. If the directory holds others, it stays.
 void RunDirectory::remove_run(int directory, const std::string& name) {
   system_.remove_at(directory, tensors_name, 0);
+  for (const std::string& held : os::list_directory(directory)) {
+    if (held.starts_with(attached_prefix)) system_.remove_at(directory, held.c_str(), 0);
+  }
   system_.remove_at(directory, owner_name, 0);
   if (shared_fd_ >= 0) system_.remove_at(shared_fd_, name.c_str(), AT_REMOVEDIR);
 }
@@ -244,7 +222,19 @@ Result<int> RunDirectory::make_file() {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   int fd = system_.open_at(own_fd_, tensors_name, flags, 0600);
   if (fd < 0) return failure("make swap file", -fd, "check free space");
+  // Says that somebody may write to the file: drop_snapshot_file() looks.
+  (void)system_.lock_file(fd);
   return fd;
+}
+
+bool RunDirectory::hold(int fd, std::size_t number) {
+  const std::string name = std::string(attached_prefix) + std::to_string(number);
+  return system_.link_file(fd, own_fd_, name.c_str()) == 0;
+}
+
+void RunDirectory::let_go(std::size_t number) {
+  const std::string name = std::string(attached_prefix) + std::to_string(number);
+  system_.remove_at(own_fd_, name.c_str(), 0);
 }
 
 }  // namespace tensorferry::swap

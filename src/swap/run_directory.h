@@ -30,6 +30,12 @@ class RunDirectory {
   // Makes the file for the tensors, 0600, and returns a descriptor that the caller closes.
   [[nodiscard]] Result<int> make_file();
 
+  // Gives an open file of another run a name here as well, so that its bytes stay as long as this
+  // run. Returns false if that is not possible, as for a file on another drive.
+  bool hold(int fd, std::size_t number);
+  // Takes the name away that hold() has given, if it has.
+  void let_go(std::size_t number);
+
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 

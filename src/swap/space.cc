@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 
 #include "base/alignment.h"
 #include "memory/any_copy.h"
+#include "swap/page_sums.h"
 
 namespace tensorferry::swap {
 
@@ -27,7 +29,6 @@ os::System& system_of(const Seams& seams) {
   return seams.handle.system != nullptr ? *seams.handle.system : os::System::real();
 }
 
-// By default a worker for each drive, but at most one for every two processors.
 // The same memory up to the end of its last page, if the lease holds all of that: then whole pages
 // move. Nobody uses the bytes that a read adds at the end.
 std::span<std::byte> whole_pages(std::span<std::byte> memory, const Lease* lease) {
@@ -47,6 +48,7 @@ Space::Space(const SwapOptions& options, const Seams& seams)
                          }))
                  .or_throw()),
       arena_(Arena::make(options.buffer_bytes, options.memory)),
+      checksums_(options.checksums == SwapChecksums::computed),
       handle_(handle::make_handle(options.handle, seams.handle)) {}
 
 void Space::close() noexcept {
@@ -105,17 +107,24 @@ Operation Space::put(std::string_view key, std::span<const std::byte> memory, Cu
           ? memory
           : whole_pages({const_cast<std::byte*>(memory.data()), memory.size()},
                         version->lease.get());
-  std::vector<WriteTransfer> transfers;
-  for (const Allocation::FileRange& range : version->allocation->ranges(0, source.size())) {
-    transfers.push_back(
-        {source.subspan(range.offset, range.bytes), range.file, range.file_offset, stream});
+  const auto ranges = version->allocation->ranges(0, source.size());
+  const auto sums = checksums_ ? std::make_shared<PageSums>(name, ranges, version->bytes) : nullptr;
+  std::vector<handle::Part> parts;
+  for (const Allocation::FileRange& range : ranges) {
+    parts.push_back(handle::part_of(source.subspan(range.offset, range.bytes), range.file,
+                                    range.file_offset, stream));
   }
   try {
-    Operation operation =
-        transfers.empty() ? nothing_to_do() : handle_.write_many(transfers, Durability::none);
+    Operation operation = parts.empty()
+                              ? nothing_to_do()
+                              : handle_.conductor()
+                                    .transfer(handle::Direction::write, parts, Durability::none,
+                                              handle::Caller::goes_on, sums)
+                                    .or_throw();
     handle::Transfer* const transfer = &operation.transfer();
     transfer->before_done(
-        [self = shared_from_this(), name, version, transfer](handle::Outcome outcome) {
+        [self = shared_from_this(), name, version, transfer, sums](handle::Outcome outcome) {
+          if (sums != nullptr) version->checksum = sums->sum();
           self->written(name, version, outcome, transfer);
         });
     const std::lock_guard lock(mutex_);
@@ -165,8 +174,8 @@ void Space::written(const std::string& key, const std::shared_ptr<Version>& vers
   settled_.notify_all();
 }
 
-Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
-                      std::uint64_t offset, CudaStream stream) {
+Operation Space::read(std::string_view key, const std::shared_ptr<Version>& version,
+                      std::span<std::byte> memory, std::uint64_t offset, CudaStream stream) {
   const std::shared_ptr<Lease> lease = Arena::holder(memory);
   std::span<std::byte> target = memory;
   // The bytes behind the lease's bytes() belong to nobody, so the read may overwrite them.
@@ -174,13 +183,27 @@ Operation Space::read(const std::shared_ptr<Version>& version, std::span<std::by
       memory.data() + memory.size() == lease->bytes().data() + lease->bytes().size()) {
     target = whole_pages(memory, lease.get());
   }
-  std::vector<ReadTransfer> transfers;
-  for (const Allocation::FileRange& range : version->allocation->ranges(offset, target.size())) {
-    transfers.push_back({target.subspan(range.offset - offset, range.bytes), range.file,
-                         range.file_offset, stream});
+  const auto ranges = version->allocation->ranges(offset, target.size());
+  std::vector<handle::Part> parts;
+  for (const Allocation::FileRange& range : ranges) {
+    parts.push_back(handle::part_of(target.subspan(range.offset - offset, range.bytes), range.file,
+                                    range.file_offset, stream));
   }
-  if (transfers.empty()) return nothing_to_do();
-  Operation operation = handle_.read_many(transfers);
+  if (parts.empty()) return nothing_to_do();
+  std::shared_ptr<handle::Witness> witness;
+  if (version->unread && memory.size() == version->bytes) {
+    witness =
+        std::make_shared<PageSums>(std::string(key), ranges, version->bytes, version->checksum);
+  }
+  Operation operation = handle_.conductor()
+                            .transfer(handle::Direction::read, parts, Durability::none,
+                                      handle::Caller::goes_on, witness)
+                            .or_throw();
+  if (witness != nullptr) {
+    operation.transfer().before_done([version](handle::Outcome outcome) {
+      if (outcome == handle::Outcome::succeeded) version->unread = false;
+    });
+  }
   operation.when_done([version, lease] {});  // keeps both until then
   return operation;
 }
@@ -235,11 +258,11 @@ Operation Space::get(std::string_view key, std::span<std::byte> memory, std::uin
   const std::shared_ptr<const Prefetched> prefetched = take_prefetched(entries_.find(key)->second);
   if (prefetched != nullptr) ++counts_.prefetched;
   lock.unlock();
-  if (prefetched == nullptr) return read(version, memory, offset, stream);
+  if (prefetched == nullptr) return read(key, version, memory, offset, stream);
   try {
     prefetched->operation.wait();
   } catch (const Error&) {  // let another read tell the error
-    return read(version, memory, offset, stream);
+    return read(key, version, memory, offset, stream);
   }
   if (!ready) memory::wait_for(memory::work_before(memory, stream).or_throw()).or_throw();
   memory::copy_any(memory, prefetched->lease->bytes().subspan(offset, memory.size())).or_throw();
@@ -258,7 +281,7 @@ bool Space::prefetch(std::string_view key) {
   }
   std::shared_ptr<Lease> lease = arena_->try_take(version->bytes);
   if (lease == nullptr) return false;
-  const Operation operation = read(version, lease->bytes(), 0);
+  const Operation operation = read(key, version, lease->bytes(), 0);
   operation.when_done([arena = arena_] { arena->touch(); });  // evict() may drop it now
   std::shared_ptr<const Prefetched> other;                    // from another thread meanwhile
   const std::lock_guard lock(mutex_);
@@ -371,7 +394,7 @@ std::optional<SwapSpace::Fetched> Space::fetch(std::string_view key,
       return SwapSpace::Fetched{SwapBuffer(lease), nothing_to_do()};
     }
     lock.unlock();
-    return SwapSpace::Fetched{SwapBuffer(lease), read(version, lease->bytes(), 0)};
+    return SwapSpace::Fetched{SwapBuffer(lease), read(key, version, lease->bytes(), 0)};
   }
 }
 
@@ -443,7 +466,20 @@ SwapStats Space::stats() const {
     const std::lock_guard lock(mutex_);
     now = counts_;
     now.tensors = entries_.size();
-    for (const auto& [key, entry] : entries_) now.tensor_bytes += entry.versions.back()->bytes;
+    std::set<const Allocation*> current;
+    for (const auto& [key, entry] : entries_) {
+      now.tensor_bytes += entry.versions.back()->bytes;
+      current.insert(entry.versions.back()->allocation.get());
+    }
+    now.snapshots = snapshots_.size();
+    for (const auto& [name, versions] : snapshots_) {
+      for (const auto& version : versions) {
+        const Allocation& kept = *version->allocation;
+        if (kept.attached() == nullptr && current.insert(&kept).second) {
+          now.snapshot_bytes += kept.bytes();
+        }
+      }
+    }
   }
   now.read_bytes = moved.read_bytes;
   now.written_bytes = moved.written_bytes;

@@ -1,6 +1,7 @@
 // The tensors of a swap space: their versions, and where the bytes of each are.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include "os/gpu_stream.h"
 #include "swap/arena.h"
 #include "swap/mapping.h"
+#include "swap/snapshot_links.h"
 #include "swap/store.h"
 #include "tensorferry/handle.h"
 #include "tensorferry/swap_space.h"
@@ -54,6 +56,11 @@ class Space : public std::enable_shared_from_this<Space> {
   std::shared_ptr<Mapping> view(std::span<const SwapPart> parts);
   [[nodiscard]] std::optional<std::uint64_t> size(std::string_view key) const;
   void reserve(std::uint64_t bytes);
+  SwapSnapshot snapshot(const std::string& name, std::span<const std::string> keys,
+                        std::span<const std::string> replaced);
+  bool drop_snapshot(const std::string& name);
+  [[nodiscard]] std::vector<std::string> snapshots() const;
+  void attach(const SwapSnapshot& snapshot);
   [[nodiscard]] SwapStats stats() const;
   [[nodiscard]] const Store& store() const noexcept { return *store_; }
   [[nodiscard]] const Handle& handle() const noexcept { return handle_; }
@@ -73,7 +80,11 @@ class Space : public std::enable_shared_from_this<Space> {
     unsigned readers = 0;                    // of that memory; the write ends after them
     std::shared_ptr<handle::Transfer> held;  // the write, if the last reader must end it
     std::weak_ptr<handle::Transfer> write;
+    std::optional<std::uint64_t> checksum;  // of its bytes, once they are on the drive
+    // Its bytes come from a snapshot, and nobody has compared their checksum yet.
+    std::atomic<bool> unread = false;
   };
+  using Versions = std::vector<std::shared_ptr<Version>>;
 
   struct Prefetched {
     std::uint64_t number = 0;  // counts prefetches from 1
@@ -83,7 +94,7 @@ class Space : public std::enable_shared_from_this<Space> {
   };
 
   struct Entry {
-    std::vector<std::shared_ptr<Version>> versions;  // oldest first; the last one is the tensor
+    Versions versions;  // oldest first; the last one is the tensor
     std::shared_ptr<const Prefetched> prefetched;
   };
   using Entries = std::map<std::string, Entry, std::less<>>;
@@ -92,11 +103,19 @@ class Space : public std::enable_shared_from_this<Space> {
   // Waits until the last version is on the drive and returns it. Throws Error (EIO) if its write
   // fails.
   [[nodiscard]] std::shared_ptr<Version> settled(std::string_view key, const char* operation);
+  // How many more bytes a snapshot of these versions keeps from being free, when those it replaces
+  // have been dropped.
+  [[nodiscard]] std::uint64_t pinned_more(const Versions& versions,
+                                          std::span<const std::string> replaced) const;
+  // The same versions as a user gets them, but for the paths of files. Adds these to `links`.
+  [[nodiscard]] SwapSnapshot describe(const std::string& name, std::span<const std::string> keys,
+                                      const Versions& versions, SnapshotLinks& links) const;
   // Call it when a write has ended. `transfer` is nullptr if the write never began.
   void written(const std::string& key, const std::shared_ptr<Version>& version,
                handle::Outcome outcome, handle::Transfer* transfer);
-  [[nodiscard]] Operation read(const std::shared_ptr<Version>& version, std::span<std::byte> memory,
-                               std::uint64_t offset, CudaStream stream = {});
+  [[nodiscard]] Operation read(std::string_view key, const std::shared_ptr<Version>& version,
+                               std::span<std::byte> memory, std::uint64_t offset,
+                               CudaStream stream = {});
   // An operation that is done, for bytes that came from memory.
   [[nodiscard]] Operation nothing_to_do();
   // Copies from the memory of a pending write. Returns with the lock released.
@@ -119,7 +138,9 @@ class Space : public std::enable_shared_from_this<Space> {
   Entries entries_;
   std::uint64_t prefetches_ = 0;
   std::map<std::uint64_t, std::string> prefetch_order_;  // number -> key, oldest first
+  std::map<std::string, Versions> snapshots_;            // what they keep, by their names
   SwapStats counts_;
+  const bool checksums_;
 
   Handle handle_;  // last: its destructor waits for operations that use the members above
 };

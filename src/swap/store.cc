@@ -1,5 +1,9 @@
 #include "swap/store.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -23,7 +27,17 @@ constexpr int interrupts_max = 100;
 
 }  // namespace
 
-Allocation::~Allocation() { store_->give_back(extents_); }
+Allocation::~Allocation() {
+  if (store_ != nullptr) store_->give_back(extents_);
+}
+
+AttachedFiles::~AttachedFiles() { store->detach(numbers); }
+
+std::uint64_t Allocation::bytes() const noexcept {
+  std::uint64_t bytes = 0;
+  for (const auto& [drive, extent] : extents_) bytes += extent.bytes;
+  return bytes;
+}
 
 std::vector<Allocation::FileRange> Allocation::ranges(std::uint64_t offset,
                                                       std::uint64_t bytes) const {
@@ -34,7 +48,8 @@ std::vector<Allocation::FileRange> Allocation::ranges(std::uint64_t offset,
     const std::uint64_t from = std::max(offset, begin);
     const std::uint64_t to = std::min(end, begin + extent.bytes);
     if (from < to) {
-      found.push_back({store_->file(drive), extent.offset + (from - begin), from, to - from});
+      const File& file = attached_ != nullptr ? attached_->files[drive] : store_->file(drive);
+      found.push_back({file, extent.offset + (from - begin), from, to - from});
     }
     begin += extent.bytes;
   }
@@ -73,14 +88,17 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
   paths_.push_back(directory.value()->path());
   const auto& notes = directory.value()->notes();
   notes_.insert(notes_.end(), notes.begin(), notes.end());
-  drives_.push_back({std::move(directory.value()), File(std::move(file.value())), {}});
+  drives_.push_back({given, std::move(directory.value()), File(std::move(file.value())), {}});
   return Nothing{};
 }
 
 // Allocates the space on the drive now, so that a full drive fails here and not at a write.
 int Store::grow(Drive& drive, std::uint64_t bytes) {
+  return extend(drive, bytes - std::min(bytes, drive.free.free_tail_bytes()));
+}
+
+int Store::extend(Drive& drive, std::uint64_t lacking) {
   const std::uint64_t total = drive.free.total_bytes();
-  const std::uint64_t lacking = bytes - std::min(bytes, drive.free.free_tail_bytes());
   if (lacking > bytes_max - total) {
     growth_error_ = EFBIG;
     return -growth_error_;
@@ -238,6 +256,71 @@ Status Store::reserve(std::uint64_t bytes) {
   return Nothing{};
 }
 
+// Extents that tensors leave have the sizes of others to come, so that pieces do.
+Status Store::make_room(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes > bytes_max) return beyond_any_file(bytes);
+  std::uint64_t lacking = 0;  // on full drives
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    const std::uint64_t share = reserved_share(i, bytes);
+    const std::uint64_t here = drives_[i].free.free_bytes();
+    if (here < share && extend(drives_[i], share - here) != 0) lacking += share - here;
+  }
+  const bool all_made = lacking == 0 || std::ranges::any_of(drives_, [&](Drive& drive) {
+                          return extend(drive, lacking) == 0;
+                        });
+  if (!all_made) return no_space(bytes);
+  return Nothing{};
+}
+
+Result<std::shared_ptr<const AttachedFiles>> Store::attach(const std::vector<std::string>& paths) {
+  auto attached = std::make_shared<AttachedFiles>(shared_from_this());
+  for (const std::string& path : paths) {
+    const int fd = system_.open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (fd < 0) {
+      return Error({.operation = "open file of snapshot",
+                    .path = path,
+                    .code = -fd,
+                    .hint = fd == -ENOENT ? "the file is missing; mount the drive that has it"
+                                          : "check owner and mode"});
+    }
+    struct statx facts{};
+    const int got = system_.statx(fd, STATX_TYPE | STATX_UID, &facts);
+    auto file = files::OpenFile::borrow(system_, fd);
+    const bool ours = got == 0 && S_ISREG(facts.stx_mode) && facts.stx_uid == ::geteuid();
+    const std::size_t folder = path.rfind('/', path.rfind('/') - 1);
+    if (ours && file.ok()) {
+      const std::lock_guard lock(mutex_);
+      (void)std::ranges::any_of(drives_, [&](Drive& drive) {
+        return drive.directory != nullptr && drive.directory->hold(fd, held_);
+      });
+      attached->numbers.push_back(held_++);
+    }
+    system_.close(fd);
+    if (!ours) {
+      return Error({.operation = "open file of snapshot",
+                    .path = path,
+                    .code = EPERM,
+                    .hint = "it is not a file of this user; remove it and use another snapshot"});
+    }
+    if (!file.ok()) return file.error();
+    attached->files.emplace_back(std::move(file.value()));
+    attached->directories.push_back(path.substr(0, folder));
+  }
+  return std::shared_ptr<const AttachedFiles>(std::move(attached));
+}
+
+void Store::detach(const std::vector<std::size_t>& numbers) {
+  if (generation_ != os::fork_generation()) return;
+  const std::lock_guard lock(mutex_);
+  for (const Drive& drive : drives_) {
+    if (drive.directory == nullptr) continue;
+    for (const std::size_t number : numbers) drive.directory->let_go(number);
+  }
+}
+
+std::string Store::given(std::size_t drive) const { return os::real_path(drives_[drive].given); }
+
 void Store::give_back(const std::vector<DriveExtent>& taken) {
   if (generation_ != os::fork_generation()) return;
   const std::lock_guard lock(mutex_);
@@ -245,6 +328,7 @@ void Store::give_back(const std::vector<DriveExtent>& taken) {
 }
 
 void Store::remove_directories() {
+  const std::lock_guard lock(mutex_);
   for (Drive& drive : drives_) drive.directory.reset();
 }
 

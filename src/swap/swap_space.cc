@@ -69,6 +69,15 @@ std::optional<SwapBuffer> SwapSpace::take(std::size_t bytes, const Operation& un
 bool SwapSpace::drop(std::string_view key) { return space_->drop(key); }
 SwapView SwapSpace::view(std::span<const SwapPart> parts) { return SwapView(space_->view(parts)); }
 void SwapSpace::reserve(std::uint64_t bytes) { space_->reserve(bytes); }
+
+SwapSnapshot SwapSpace::snapshot(const std::string& name, std::span<const std::string> keys,
+                                 std::span<const std::string> replaced) {
+  return space_->snapshot(name, keys, replaced);
+}
+
+bool SwapSpace::drop_snapshot(const std::string& name) { return space_->drop_snapshot(name); }
+std::vector<std::string> SwapSpace::snapshots() const { return space_->snapshots(); }
+void SwapSpace::attach(const SwapSnapshot& snapshot) { space_->attach(snapshot); }
 SwapStats SwapSpace::stats() const { return space_->stats(); }
 
 std::optional<std::uint64_t> SwapSpace::size(std::string_view key) const {

@@ -67,7 +67,7 @@ HOMES = {
 }
 
 # Of the library's files, those that compute checksums. The command computes some of its own.
-CHECKSUMS_HOMES = ("checkpoint/xxh3.cc", "checkpoint/xxh3_avx2.cc")
+CHECKSUMS_HOMES = ("base/xxh3.cc", "base/xxh3_avx2.cc")
 
 # The library depends on none of these. gtest is for tests only.
 FOREIGN = re.compile(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .._memory.snapshot_part import SavedPart, SnapshotPart
 from ..offload import OffloadedParameters
 from ..optim.gradients import clip_scale, norm_of
 from ..optim.masters import MasterWeights
@@ -147,17 +148,39 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict() | {"tensorferry": self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
         own: dict[str, Any] = {"skipped_steps": self.skipped_steps}
         if self.scheduler is not None:
             own["scheduler"] = self.scheduler.state_dict()
         if self._loss_scale is not None:
             own["loss_scale"] = self._loss_scale.state_dict()
-        return self.optimizer.state_dict() | {"tensorferry": own}
+        return own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state_dict = dict(state_dict)
         own = state_dict.pop("tensorferry", {})
         self.optimizer.load_state_dict(state_dict)
+        self._load_own_state(own)
+
+    def snapshot_part(self) -> SnapshotPart:
+        """What tensorferry.snapshot keeps of this optimizer."""
+        if isinstance(self.optimizer, Offloaded):
+            part = self.optimizer.snapshot_part()
+            part.memory["tensorferry"] = self._own_state()
+            return part
+        return SnapshotPart({}, self.state_dict())
+
+    def resume_part(self, saved: SavedPart) -> None:
+        """Takes over what tensorferry.snapshot has kept, in the place of all states."""
+        if isinstance(self.optimizer, Offloaded):
+            self.optimizer.resume_part(saved)
+            self._load_own_state(saved.memory["tensorferry"])
+        else:
+            self.load_state_dict(saved.memory)
+
+    def _load_own_state(self, own: dict[str, Any]) -> None:
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
         if self._micro > 0:  # a checkpoint has no gradients: the batch starts again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
@@ -131,6 +132,14 @@ class FileValues:
                 stride,
             )
             for number, part in enumerate(parts)
+        ]
+
+    def describe(self) -> list[list[str | int]]:
+        """Where its bytes are, for a snapshot: the path and the size of each file, the offset and
+        the number of its bytes there."""
+        return [
+            [os.path.abspath(stretch.file.path), stretch.file.size, stretch.offset, stretch.nbytes]
+            for stretch in self._stored.stretches
         ]
 
     # --- reading ---

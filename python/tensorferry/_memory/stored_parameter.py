@@ -202,6 +202,11 @@ class StoredParameter:
 
     # --- on the drive ---
 
+    def note_replaced(self) -> None:
+        """Says that the drive has got other values. No memory may have the old ones."""
+        self.note_change()
+        self._mapped = lambda: None
+
     def view(self) -> MappedWeight:
         """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
         if (mapped := self._mapped()) is None:

@@ -58,8 +58,8 @@ class SwappedValues:
         self.size = param.size()
         self.stride = param.stride()
         self.lead = 0
-        self._key = key
-        self._space = space
+        self.key = key
+        self.space = space
         self._numel = param.numel()
         self._nbytes = self._numel * self.dtype.itemsize
         self.slot_bytes = page_up(self._nbytes)
@@ -74,13 +74,13 @@ class SwappedValues:
 
     def get(self, slot: torch.Tensor, begin: int, end: int) -> Iterator[Reading]:
         for key, at, nbytes in self._pieces(begin, end):
-            operation = self._space.get(key, slot[at : at + nbytes])
+            operation = self.space.get(key, slot[at : at + nbytes])
             yield Reading(self.size, operation, self._puts.get(key))
 
     def put(self, slot: torch.Tensor, begin: int, end: int) -> Iterator[Operation]:
         for key, at, nbytes in self._pieces(begin, end):
             try:
-                operation = self._puts[key] = self._space.put(key, slot[at : at + nbytes])
+                operation = self._puts[key] = self.space.put(key, slot[at : at + nbytes])
             except BaseException as error:
                 self._puts[key] = NeverBegun(error)
                 raise
@@ -93,14 +93,26 @@ class SwappedValues:
             if first < begin or last > end:
                 continue
             nbytes = page_up((last - first) * size)
-            yield f"{self._key}/{first}", (first - begin) * size, nbytes
+            yield f"{self.key}/{first}", (first - begin) * size, nbytes
+
+    def stored_keys(self) -> list[str]:
+        """The keys of the tensors that hold its values, in their order."""
+        return [key for key, _, _ in self._pieces(0, self._numel)]
+
+    def settle(self) -> None:
+        """Waits for its last writes, and raises the failure of one."""
+        for operation in self._puts.values():
+            operation.wait()
+
+    def note_replaced(self) -> None:
+        """Says that the space has got other tensors under its keys."""
+        self._puts = {}
 
     def view(self) -> torch.Tensor:
-        for operation in self._puts.values():  # raises the failure of an optimizer's write
-            operation.wait()
+        self.settle()
         pieces = self._pieces(0, self._numel)
         parts = [(key, 0, min(nbytes, self._nbytes - at)) for key, at, nbytes in pieces]
         if not parts:
             return torch.empty(self.size, dtype=self.dtype)
-        elements = torch.frombuffer(self._space.view(parts), dtype=self.dtype)
+        elements = torch.frombuffer(self.space.view(parts), dtype=self.dtype)
         return elements.as_strided(self.size, self.stride)

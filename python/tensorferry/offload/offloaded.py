@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +30,32 @@ _log = logging.getLogger("tensorferry")
 
 # Their forward uses the weights of their children without calling them.
 ONE_UNIT = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+
+
+class Whereabouts(NamedTuple):
+    """Which weights of a model are in memory, and who uses them. Does not keep the model alive."""
+
+    residency: Residency
+    calls: Calls
+
+    def settle(self) -> None:
+        """Waits until the drive has all weights as they are now."""
+        self.calls.end_interrupted()
+        self.residency.write_changed(self.residency.units)
+        self.residency.settle()
+
+    def forget_values(self) -> None:
+        """Lets go of all weights in memory, because the drive is about to get others."""
+        self.calls.end_interrupted()
+        self.residency.forget_values()
+
+
+_whereabouts: weakref.WeakKeyDictionary[torch.nn.Module, Whereabouts] = weakref.WeakKeyDictionary()
+
+
+def whereabouts_in(model: torch.nn.Module) -> list[Whereabouts]:
+    """Returns those of the weights of a model, and of modules in it, that are on the drive."""
+    return [found for module in model.modules() if (found := _whereabouts.get(module)) is not None]
 
 
 class Store(Protocol):
@@ -68,6 +95,7 @@ class OffloadedParameters(OnDrive):
         self._portion = portion
         self._needs: dict[torch.nn.Module, list[Unit]] = {model: [], **needs}
         self._calls = Calls()
+        _whereabouts[model] = Whereabouts(residency, self._calls)
         self._hooks = [
             ModuleHooks(
                 module,
@@ -135,6 +163,7 @@ class OffloadedParameters(OnDrive):
         except (OSError, RuntimeError) as error:
             failure = None if restore else error  # memory still has the values
         values = self._residency.values() if restore else {}
+        _whereabouts.pop(self._model, None)
         for hooks in self._hooks:
             hooks.remove()
         self._hooks = []

@@ -396,6 +396,17 @@ class Residency:
         with self._lock:
             self._unwritten.settle()
 
+    def forget_values(self) -> None:
+        """Lets go of all memory, because the drive is about to get other values."""
+        with self._lock:
+            if any(unit.users > 0 for unit in self.units):
+                raise RuntimeError(
+                    "weights are in use: resume outside of gather() and of forward passes"
+                )
+            for unit in self.units:
+                unit.forgo_writes()
+                self._evict(unit)
+
     def stats(self) -> dict[str, int]:
         return {
             "weight_bytes": sum(unit.nbytes for unit in self.units if not unit.is_part),

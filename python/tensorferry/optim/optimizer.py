@@ -13,8 +13,9 @@ from torch import Tensor
 
 from .._memory.buffers import NvmePath, open_space
 from .._memory.layout import page_up
+from .._memory.snapshot_part import SavedPart, SnapshotPart
 from .._tracing import span
-from . import checkpoints
+from . import checkpoints, snapshots
 from .backward import BackwardOrder, BackwardStep
 from .gradients import GradientStore
 from .kept import KeptStates, Limit
@@ -394,6 +395,32 @@ class Offloaded(torch.optim.Optimizer):
         store.spoiled = None
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def snapshot_part(self) -> SnapshotPart:
+        """What tensorferry.snapshot keeps of this optimizer."""
+        store = self._open()
+        store.settle()
+        shards = self._sub_groups.shards
+        edited = self._edits.among(p for p, own in shards.items() if own and own[0].master)
+        return snapshots.part_of(
+            self._stepper.name, self.param_groups, self._sub_groups, store, edited
+        )
+
+    def resume_part(self, saved: SavedPart) -> None:
+        """Takes over what tensorferry.snapshot has kept, in the place of all states."""
+        store = self._store
+        if store is None or store.closed:
+            raise RuntimeError("this optimizer is closed")
+        with contextlib.suppress(OSError):  # what is resumed replaces what failed
+            store.settle()
+        settings = snapshots.settings_of(saved)
+        self._check_moments([{**own, "params": []} for own in settings])
+        self._cut_for(settings, store)
+        same = snapshots.resume(
+            self._stepper.name, saved, self.param_groups, self._sub_groups, store
+        )
+        self._edits.forget()
+        self._edits.note_rounded(same)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("an optimizer with states on NVMe cannot be pickled: save its state_dict()")

@@ -1,11 +1,11 @@
-#include "checkpoint/xxh3.h"
+#include "base/xxh3.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
-namespace tensorferry::checkpoint {
+namespace tensorferry {
 namespace {
 
 TEST(Xxh3, is_that_of_the_specification) {
@@ -36,4 +36,4 @@ TEST(Xxh3, is_the_same_by_every_way_for_any_length_and_place) {
 }
 
 }  // namespace
-}  // namespace tensorferry::checkpoint
+}  // namespace tensorferry

@@ -5,14 +5,14 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "checkpoint/xxh3.h"
+#include "base/xxh3.h"
 
-namespace tensorferry::checkpoint {
+namespace tensorferry {
 
 std::uint64_t xxh3_avx2(const void* bytes, std::size_t count) noexcept {
   return XXH3_64bits(bytes, count);
 }
 
-}  // namespace tensorferry::checkpoint
+}  // namespace tensorferry
 
 #endif

@@ -1,9 +1,9 @@
-#include "checkpoint/xxh3.h"
+#include "base/xxh3.h"
 
 #define XXH_INLINE_ALL  // so that programs that link the library need no other one
 #include <xxhash.h>
 
-namespace tensorferry::checkpoint {
+namespace tensorferry {
 
 std::uint64_t xxh3_plain(const void* bytes, std::size_t count) noexcept {
   return XXH3_64bits(bytes, count);
@@ -17,4 +17,4 @@ std::uint64_t xxh3(const void* bytes, std::size_t count) noexcept {
   return xxh3_plain(bytes, count);
 }
 
-}  // namespace tensorferry::checkpoint
+}  // namespace tensorferry

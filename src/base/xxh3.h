@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tensorferry::checkpoint {
+namespace tensorferry {
 
 [[nodiscard]] std::uint64_t xxh3(const void* bytes, std::size_t count) noexcept;
 
@@ -14,4 +14,4 @@ namespace tensorferry::checkpoint {
 [[nodiscard]] std::uint64_t xxh3_avx2(const void* bytes, std::size_t count) noexcept;
 #endif
 
-}  // namespace tensorferry::checkpoint
+}  // namespace tensorferry

@@ -1,0 +1,7 @@
+"""python -m tensorferry.snapshot"""
+
+import sys
+
+from .program import main
+
+sys.exit(main())

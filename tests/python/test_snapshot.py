@@ -1,0 +1,337 @@
+"""Snapshots of runs on NVMe: the run that resumes has the same bits."""
+
+import errno
+import os
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import tensorferry
+import tensorferry.snapshot
+import torch
+from snapshotting import KINDS, Run, assert_same_bits, seed_all
+from training import small_model
+from warm_python import WARM_PYTHON
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def nvme(tmp_path):
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def make(nvme):
+    """Makes runs, and closes them at the end."""
+    made = []
+
+    def new(kind="fp32", **options):
+        made.append(Run(nvme, **(KINDS[kind] | options)))
+        return made[-1]
+
+    yield new
+    for run in made:
+        run.close()
+
+
+def links(nvme):
+    return sorted(name.name for name in nvme.glob("tensorferry-snapshots-*/*"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_from_a_snapshot_with_the_same_bits(kind, make, path):
+    seed_all(1)
+    first = make(kind)
+    for _ in range(2):
+        first.step()
+    first.take(path)
+    losses = [first.step() for _ in range(3)]
+    expected = first.bits()
+    first.close()
+    seed_all(2)
+    second = make(kind, seed=9)
+    second.step()  # has states of its own
+    assert second.resume(path).snapshot.number == 1
+    assert [second.step() for _ in range(3)] == losses
+    assert_same_bits(second.bits(), expected)
+
+
+def test_the_snapshot_that_a_run_resumes_from_stays_as_it_is(make, path):
+    seed_all(1)
+    first = make("weights")
+    first.step()
+    first.take(path)
+    expected = first.bits()
+    first.close()
+    for _ in range(2):
+        run = make("weights")
+        run.resume(path)
+        for _ in range(3):
+            run.step()
+        run.close()
+    last = make("weights")
+    last.resume(path)
+    assert_same_bits(last.bits(), expected)
+
+
+def test_resuming_reads_no_more_than_the_first_step(make, path):
+    first = make()
+    first.step()
+    first.take(path)
+    first.close()
+    second = make()
+    second.resume(path)
+    assert second.optimizer.stats()["read_bytes"] == 0
+    second.step()
+    after = second.optimizer.stats()["read_bytes"]
+    second.step()
+    assert second.optimizer.stats()["read_bytes"] <= 2 * after
+
+
+def test_states_may_stay_in_memory_in_one_run_and_on_the_drive_in_the_next(make, path):
+    seed_all(1)
+    first = make("kept")
+    first.step()
+    first.take(path)
+    losses = [first.step(), first.step()]
+    first.close()
+    for kind in ("fp32", "all in memory"):
+        run = make(kind)
+        run.resume(path)
+        assert [run.step(), run.step()] == losses
+        run.close()
+
+
+def test_weights_may_be_in_memory_in_one_run_and_on_the_drive_in_the_next(make, path, tmp_path):
+    seed_all(1)
+    in_memory = make("fp32")
+    in_memory.step()
+    on_drive = make("weights", seed=4)
+    tensorferry.snapshot.take(path, model=in_memory.model)
+    tensorferry.snapshot.resume(path, model=on_drive.model)
+    expected = in_memory.model.state_dict()
+    assert_same_bits(dict(on_drive.model.state_dict()), expected)
+    tensorferry.snapshot.take(path, model=on_drive.model)
+    with torch.no_grad():
+        for param in in_memory.model.parameters():
+            param.zero_()
+    tensorferry.snapshot.resume(path, model=in_memory.model)
+    assert_same_bits(dict(on_drive.model.state_dict()), in_memory.model.state_dict())
+
+
+def test_keep_drops_older_snapshots_and_their_files(make, path, nvme):
+    run = make("weights")
+    for _ in range(5):
+        run.step()
+        run.take(path, keep=2)
+    assert [one.number for one in tensorferry.snapshot.find(path)] == [4, 5]
+    assert len(list(path.iterdir())) == 2
+    assert len(links(nvme)) == 4  # of the weights and of the states, twice
+    stats = run.optimizer.stats()
+    assert stats["snapshots"] == 2
+    for _ in range(10):
+        run.step()
+        run.take(path, keep=2)
+    assert run.optimizer.stats()["file_bytes"] == stats["file_bytes"]
+
+
+def test_a_dropped_snapshot_leaves_nothing_behind(make, path, nvme):
+    run = make()
+    run.step()
+    for name in ("a", "b"):
+        run.take(path, name=name)
+        run.step()
+    tensorferry.snapshot.drop(path, "a")
+    assert [one.name for one in tensorferry.snapshot.find(path)] == ["b"]
+    with pytest.raises(tensorferry.snapshot.Unusable, match="has no snapshot 'a': it has b"):
+        tensorferry.snapshot.drop(path, "a")
+    tensorferry.snapshot.drop(path, "b")
+    assert links(nvme) == [] and list(path.iterdir()) == []
+    assert run.optimizer.stats()["snapshots"] == 2
+    run.take(path)  # sees that the others are gone
+    assert run.optimizer.stats()["snapshots"] == 1
+
+
+def test_space_of_a_dropped_snapshot_of_an_ended_run_is_freed(make, path, nvme):
+    run = make()
+    for name in ("a", "b"):
+        run.step()
+        run.take(path, name=name)
+    run.close()
+    before = sum(os.stat(file).st_blocks for file in nvme.rglob("*.0"))
+    tensorferry.snapshot.drop(path, "a")
+    after = sum(os.stat(file).st_blocks for file in nvme.rglob("*.0"))
+    assert after < before / 2  # also what the run had besides
+    last = make()
+    last.resume(path)
+    tensorferry.snapshot.verify(path)
+
+
+def test_verify_finds_a_byte_that_has_changed(make, path, nvme):
+    run = make()
+    run.step()
+    run.take(path)
+    run.close()
+    found = tensorferry.snapshot.verify(path)
+    assert found["tensors"] > 1 and found["bytes"] > 0 and found["without_checksum"] == 0
+    [file] = nvme.rglob("*.0")
+    with open(file, "r+b") as changed:
+        changed.seek(100)
+        byte = changed.read(1)
+        changed.seek(100)
+        changed.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(OSError, match="checksum is wrong") as raised:
+        tensorferry.snapshot.verify(path)
+    assert raised.value.errno == errno.EBADMSG
+    other = make()
+    other.resume(path)
+    with pytest.raises(OSError, match="checksum is wrong"):
+        other.step()
+
+
+def test_a_damaged_manifest_is_refused(make, path):
+    run = make()
+    run.step()
+    taken = run.take(path)
+    manifest = Path(taken.path) / "rank-0.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"states/0",', '"states/1",', 1))
+    with pytest.raises(tensorferry.snapshot.Unusable, match="its checksum is wrong"):
+        run.resume(path)
+    manifest.write_text(text.replace('"version": 1', '"version": 2'))
+    with pytest.raises(tensorferry.snapshot.Unusable, match="has format 2, .* reads 1"):
+        run.resume(path)
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        (dict(dtype=torch.bfloat16), "dtype is float32 in the snapshot and bfloat16 in this run"),
+        (dict(moments="int8"), "packs_moments is False in the snapshot and True in this run"),
+        (dict(buffer_count=1), "records"),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(options, what, make, path):
+    run = make()
+    run.step()
+    run.take(path)
+    other = make(**options)
+    with pytest.raises(ValueError, match=what):
+        other.resume(path)
+
+
+def test_another_model_is_refused_by_the_name_of_a_tensor(path):
+    tensorferry.snapshot.take(path, model=small_model())
+    other = small_model()
+    other.append(torch.nn.Linear(5, 5))
+    with pytest.raises(ValueError, match=re.escape("this run has tensor 6.weight, and the")):
+        tensorferry.snapshot.resume(path, model=other)
+    with pytest.raises(ValueError, match="has no optimizer: take"):
+        optimizer = torch.optim.SGD(other.parameters())
+        tensorferry.snapshot.resume(path, optimizer=optimizer)
+
+
+def test_a_missing_drive_is_refused_by_its_path(make, path, nvme, tmp_path):
+    run = make()
+    run.step()
+    run.take(path)
+    run.close()
+    nvme.rename(tmp_path / "elsewhere")
+    nvme.mkdir()
+    with pytest.raises(FileNotFoundError, match="mount the drive"):
+        make().resume(path)
+
+
+def test_what_cannot_be_loaded_again_is_refused_at_once(path):
+    class Mine:
+        pass
+
+    with pytest.raises(TypeError, match=re.escape("extra['a'][1] is a Mine")):
+        tensorferry.snapshot.take(path, extra={"a": [1, Mine()]})
+    assert not path.exists()
+    assert tensorferry.snapshot.resume(path) is None
+
+
+def test_a_name_that_is_taken_is_refused_and_its_snapshot_stays(make, path):
+    run = make()
+    run.step()
+    run.take(path, name="mine")
+    run.step()
+    with pytest.raises(FileExistsError, match="choose another"):
+        run.take(path, name="mine")
+    assert tensorferry.snapshot.verify(path)["tensors"] > 0
+    run.resume(path)
+
+
+def test_what_a_killed_take_has_left_is_removed_by_the_next(make, path, nvme):
+    run = make()
+    run.step()
+    taken = run.take(path)
+    before = links(nvme)
+    (Path(taken.path) / "commit.json").unlink()  # killed before the last file
+    run.take(path)
+    assert [one.number for one in tensorferry.snapshot.find(path)] == [1]
+    assert len(links(nvme)) == len(before) and not set(before) & set(links(nvme))
+    for number, files in ((2, []), (3, [".rank-0.pt.7-1.tensorferry"])):
+        rest = path / f"snapshot-{number:08d}"
+        rest.mkdir()
+        for name in files:
+            (rest / name).touch()
+        assert run.take(path, keep=1).number == number
+    assert len(list(path.iterdir())) == 1
+
+
+def test_a_full_drive_refuses_a_snapshot_and_the_run_goes_on(make, path, monkeypatch):
+    run = make()
+    run.step()
+    run.take(path)
+    expected = tensorferry.snapshot.find(path)
+    real = tensorferry.SwapSpace.snapshot
+
+    def full(self, *args):
+        raise OSError(errno.ENOSPC, "needed 1 bytes, free 0")
+
+    monkeypatch.setattr(tensorferry.SwapSpace, "snapshot", full)
+    with pytest.raises(OSError, match="needed"):
+        run.take(path)
+    monkeypatch.setattr(tensorferry.SwapSpace, "snapshot", real)
+    assert tensorferry.snapshot.find(path) == expected
+    assert len(list(path.iterdir())) == 1
+    run.step()
+    run.take(path)
+
+
+def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
+    run = make()
+    run.step()
+    taken = run.take(path, name="read")
+    reader = """
+    import sys
+    from tensorferry.snapshot import folder
+    with folder.in_use(folder.find(folder.Path(sys.argv[1]))[0]):
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [*WARM_PYTHON, "-c", textwrap.dedent(reader), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(OSError, match="reads this snapshot now"):
+            tensorferry.snapshot.drop(path, "read")
+        run.step()
+        run.take(path, keep=1)
+        assert taken in tensorferry.snapshot.find(path)
+    run.take(path, keep=1)
+    assert len(tensorferry.snapshot.find(path)) == 1
