@@ -117,12 +117,13 @@ SwapSnapshot load(const std::string& path, unsigned& step) {
 // `acknowledged` is the last step whose manifest is durable.
 void run(const std::vector<std::string>& directories, const std::string& manifest,
          std::atomic<unsigned>& acknowledged) {
+  std::vector<GuardedMemory> memory;  // outlives the space, which waits for what is under way
   try {
     SwapSpace space(options_in(directories));
     std::vector<SwapSnapshot> kept;
     for (unsigned step = 1;; ++step) {
-      std::vector<GuardedMemory> memory;
       for (const Operation& put : put_all(space, memory, step)) put.wait();
+      memory.clear();
       std::vector<std::string> replaced;
       if (kept.size() == 2) replaced.push_back(kept.front().name);
       kept.push_back(space.snapshot("s" + std::to_string(step), keys(), replaced));
