@@ -1,9 +1,6 @@
 """Moments in 8 bits: the arithmetic, and steps that equal the same arithmetic in memory."""
 
-import ctypes
 import logging
-import subprocess
-import sys
 
 import pytest
 import tensorferry.optim
@@ -211,37 +208,6 @@ def test_threads_give_the_same_bits(name):
         codes, scales = by_core(name, values, threads)
         assert torch.equal(codes, alone[0]) and torch.equal(scales, alone[1])
         assert torch.equal(back(name, codes, scales, threads), back(name, *alone))
-
-
-def test_fewer_threads_than_asked_for_do_all_of_it():
-    """torch's library of OpenMP decides how many there are."""
-    values = torch.randn(20_000 * BLOCK + 3)
-    alone = by_core("exp_avg", values)
-    library = ctypes.CDLL(None)
-    levels = library.omp_get_max_active_levels()
-    library.omp_set_max_active_levels(0)
-    try:
-        codes, scales = by_core("exp_avg", values, 8)
-    finally:
-        library.omp_set_max_active_levels(levels)
-    assert torch.equal(codes, alone[0]) and torch.equal(scales, alone[1])
-
-
-def test_threads_without_torch_give_the_same_bits():
-    code = """
-import numpy, sys
-from tensorferry import _core
-assert "torch" not in sys.modules
-values = numpy.linspace(-3, 3, 20_000 * 256 + 3, dtype=numpy.float32)
-made = []
-for threads in (1, 3):
-    codes = numpy.zeros(values.shape, numpy.uint8)
-    scales = numpy.zeros(20_001, numpy.float32)
-    _core.quantize_moment("exp_avg", values, codes, scales, threads)
-    made.append((codes, scales))
-assert all((one == other).all() for one, other in zip(*made))
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_memory_of_another_size_is_refused():
