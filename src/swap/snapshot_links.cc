@@ -12,7 +12,7 @@ namespace tensorferry::swap {
 
 namespace {
 
-Error failure(const char* operation, const std::string& path, int code, std::string hint) {
+Error link_failure(const char* operation, const std::string& path, int code, std::string hint) {
   return Error({.operation = operation, .path = path, .code = -code, .hint = std::move(hint)});
 }
 
@@ -50,7 +50,8 @@ Result<std::size_t> SnapshotLinks::folder_in(const std::string& directory) {
   const std::string path = directory + "/" + name;
   const int parent = system_.open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   if (parent < 0) {
-    return failure("open swap directory", directory, parent, "check that the drive is mounted");
+    return link_failure("open swap directory", directory, parent,
+                        "check that the drive is mounted");
   }
   const Result<int> opened = open_own_directory(system_, parent, name, path);
   if (!opened.ok()) {
@@ -66,7 +67,8 @@ Status SnapshotLinks::add(int fd, const std::string& directory, const std::strin
   if (!folder.ok()) return folder.error();
   const Folder& home = folders_[folder.value()];
   if (const int linked = system_.link_file(fd, home.fd, name.c_str()); linked < 0) {
-    return failure("name file of snapshot", home.path + "/" + name, linked, linking_hint(linked));
+    return link_failure("name file of snapshot", home.path + "/" + name, linked,
+                        linking_hint(linked));
   }
   links_.push_back({folder.value(), name});
   return Nothing{};
@@ -76,8 +78,8 @@ Status SnapshotLinks::sync() {
   for (const Folder& folder : folders_) {
     for (const int fd : {folder.fd, folder.parent}) {
       if (const int synced = system_.fsync(fd); synced < 0) {
-        return failure("sync", folder.path, synced,
-                       "the names of the snapshot's files may not be on the drive");
+        return link_failure("sync", folder.path, synced,
+                            "the names of the snapshot's files may not be on the drive");
       }
     }
   }
