@@ -262,35 +262,6 @@ def test_what_cannot_be_loaded_again_is_refused_at_once(path):
     assert tensorferry.snapshot.resume(path) is None
 
 
-def test_a_name_that_is_taken_is_refused_and_its_snapshot_stays(make, path):
-    run = make()
-    run.step()
-    run.take(path, name="mine")
-    run.step()
-    with pytest.raises(FileExistsError, match="choose another"):
-        run.take(path, name="mine")
-    assert tensorferry.snapshot.verify(path)["tensors"] > 0
-    run.resume(path)
-
-
-def test_what_a_killed_take_has_left_is_removed_by_the_next(make, path, nvme):
-    run = make()
-    run.step()
-    taken = run.take(path)
-    before = links(nvme)
-    (Path(taken.path) / "commit.json").unlink()  # killed before the last file
-    run.take(path)
-    assert [one.number for one in tensorferry.snapshot.find(path)] == [1]
-    assert len(links(nvme)) == len(before) and not set(before) & set(links(nvme))
-    for number, files in ((2, []), (3, [".rank-0.pt.7-1.tensorferry"])):
-        rest = path / f"snapshot-{number:08d}"
-        rest.mkdir()
-        for name in files:
-            (rest / name).touch()
-        assert run.take(path, keep=1).number == number
-    assert len(list(path.iterdir())) == 1
-
-
 def test_a_full_drive_refuses_a_snapshot_and_the_run_goes_on(make, path, monkeypatch):
     run = make()
     run.step()
