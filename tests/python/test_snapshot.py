@@ -3,14 +3,13 @@
 import errno
 import os
 import re
-import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
 import tensorferry
 import tensorferry.snapshot
 import torch
+from programs import run_python
 from snapshotting import KINDS, Run, assert_same_bits, seed_all
 from training import small_model
 from warm_python import WARM_PYTHON
@@ -262,35 +261,6 @@ def test_what_cannot_be_loaded_again_is_refused_at_once(path):
     assert tensorferry.snapshot.resume(path) is None
 
 
-def test_a_name_that_is_taken_is_refused_and_its_snapshot_stays(make, path):
-    run = make()
-    run.step()
-    run.take(path, name="mine")
-    run.step()
-    with pytest.raises(FileExistsError, match="choose another"):
-        run.take(path, name="mine")
-    assert tensorferry.snapshot.verify(path)["tensors"] > 0
-    run.resume(path)
-
-
-def test_what_a_killed_take_has_left_is_removed_by_the_next(make, path, nvme):
-    run = make()
-    run.step()
-    taken = run.take(path)
-    before = links(nvme)
-    (Path(taken.path) / "commit.json").unlink()  # killed before the last file
-    run.take(path)
-    assert [one.number for one in tensorferry.snapshot.find(path)] == [1]
-    assert len(links(nvme)) == len(before) and not set(before) & set(links(nvme))
-    for number, files in ((2, []), (3, [".rank-0.pt.7-1.tensorferry"])):
-        rest = path / f"snapshot-{number:08d}"
-        rest.mkdir()
-        for name in files:
-            (rest / name).touch()
-        assert run.take(path, keep=1).number == number
-    assert len(list(path.iterdir())) == 1
-
-
 def test_a_full_drive_refuses_a_snapshot_and_the_run_goes_on(make, path, monkeypatch):
     run = make()
     run.step()
@@ -322,6 +292,9 @@ def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
         print("ready", flush=True)
         sys.stdin.read()
     """
+    import subprocess
+    import textwrap
+
     with subprocess.Popen(
         [*WARM_PYTHON, "-c", textwrap.dedent(reader), str(path)],
         stdin=subprocess.PIPE,
@@ -335,3 +308,40 @@ def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
         assert taken in tensorferry.snapshot.find(path)
     run.take(path, keep=1)
     assert len(tensorferry.snapshot.find(path)) == 1
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+from snapshotting import KINDS, Run, seed_all
+nvme, path, kind, steps = sys.argv[2:6]
+seed_all(3)
+run = Run(nvme, **KINDS[kind])
+run.resume(path)
+for _ in range(int(steps)):
+    loss = run.step()
+    print(run.number, loss.hex(), flush=True)
+    if run.number % 2 == 0:
+        run.take(path, keep=2)
+        print("taken", run.number, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["bf16", "weights"])
+def test_a_killed_run_goes_on_from_its_last_snapshot(kind, nvme, path):
+    from programs import FOLDERS
+
+    def killed(steps, nvme=nvme, path=path):
+        done = run_python(KILLED, FOLDERS, nvme, path, kind, steps, python=WARM_PYTHON)
+        assert done.returncode != 0 and done.stderr == "", done.stderr
+        lines = (line.split() for line in done.stdout.splitlines())
+        return {int(number): loss for number, loss in lines if number != "taken"}
+
+    other = nvme / "other"
+    other.mkdir()
+    whole = killed(8, other, other / "snapshots")
+    parts = [killed(3), killed(4), killed(2)]
+    assert [min(part) for part in parts] == [1, 3, 7]
+    for part in parts:
+        assert part == {number: whole[number] for number in part}
