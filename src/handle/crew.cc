@@ -295,6 +295,8 @@ bool Crew::take_leg(Leg& leg) {
   {
     const std::lock_guard lock(mutex_);
     if (finishing_) return false;
+    // Another leg may have failed already, and then abandoned this one: nobody would unlink it.
+    if (leg.unclaimed == 0 && leg.transfer->stopping()) return true;
     link(leg);
     if (leg.unclaimed == 0) return true;
     if (leg.transfer->fences.empty()) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "handle/handle_fixture.h"
+#include "support/faulty_engine.h"
 #include "support/loop_device.h"
 
 namespace tensorferry::handle {
@@ -98,6 +99,29 @@ TEST_F(Drives, one_operation_writes_to_all_and_syncs_all) {
     const auto whole = support::read_whole_file(drives_[i]->file("data"));
     EXPECT_EQ(support::pattern_fault(whole, 0, 7 + i), "");
   }
+}
+
+// One drive may fail before the other has its part of the operation.
+TEST_F(Drives, operations_that_fail_at_once_on_one_leave_nothing_behind) {
+  support::EngineFaults faults;
+  faults.judge = [](const engines::Request&, std::uint64_t) {
+    return support::Fault{support::Fault::Kind::fail, 0, EIO};
+  };
+  Seams seams;
+  seams.open_engine = [&](EngineKind, unsigned depth, os::System& system) {
+    return faults.open(EngineKind::threads, depth, system);
+  };
+  HandleOptions options;
+  options.workers = 1;
+  Handle handle = make_handle(options, seams);
+  Memory first(4 * KiB);
+  Memory second(4 * KiB);
+  const std::vector<ReadTransfer> transfers{{first.bytes(), files_[0]},
+                                            {second.bytes(), files_[1]}};
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_EQ(outcome_code(handle.read_many(transfers)), EIO);
+  }
+  handle.close();  // waits for all that it knows of
 }
 
 TEST_F(Drives, an_error_on_one_ends_the_operation_and_names_the_file) {

@@ -36,6 +36,15 @@ Engine::Nanoseconds copy_poll_pause(unsigned polls, bool others_go_on) noexcept 
   return std::chrono::microseconds(polls < without_sleep ? 0 : 50);
 }
 
+// The memory of a block for which a slot would only be faster; nullptr if it needs one.
+std::byte* memory_in_place(const Run& run, const Block& block) noexcept {
+  const bool whole = block.offset == block.wanted_offset && block.bytes == block.wanted_bytes;
+  const std::span<std::byte> all = run.plan.single_piece();
+  if (!whole || all.empty() || run.gpu >= 0) return nullptr;
+  std::byte* const memory = all.data() + (block.offset - run.plan.offset());
+  return is_aligned(memory, run.file->memory_alignment()) ? memory : nullptr;
+}
+
 }  // namespace
 
 Mover::Mover(const MoverOptions& options, std::unique_ptr<Engine> engine, Ledger& ledger,
@@ -115,13 +124,16 @@ void Mover::make_ready(std::uint32_t index) {
   if (block.memory != nullptr) {
     flight.memory = block.memory;
   } else if (!take_slot(flight)) {
-    if (slot_region_ == nullptr) {
-      fail(index, ENOMEM);
-    } else {
+    if (slot_region_ != nullptr) {
       flight.stage = Stage::starved;
       starved_.push_back(index);
+      return;
     }
-    return;
+    flight.memory = memory_in_place(*flight.claim.run, block);
+    if (flight.memory == nullptr) {
+      fail(index, ENOMEM);
+      return;
+    }
   }
   if (flight.slot >= 0 && flight.attempt.kind == RequestKind::write) {
     load(index);

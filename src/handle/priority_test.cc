@@ -276,6 +276,7 @@ TEST_F(Classes, the_background_has_the_drive_for_itself_if_nobody_else_uses_it) 
 
 TEST_F(Classes, some_slots_are_for_urgent_operations_alone) {
   constexpr std::size_t large = 256 * KiB;
+  use_classes();  // before that, normal operations may take all slots
   gate.pretend = true;
   HandleOptions few{.block_bytes = large, .queue_depth = 64};
   few.slot_bytes = 4 * MiB;
