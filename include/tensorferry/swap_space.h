@@ -221,7 +221,7 @@ class TENSORFERRY_EXPORT SwapSpace {
   // one fdatasync of each drive. When the call returns, all bytes are durable.
   //
   // Gives the files of the space a second name, `name` and a number, in the directory
-  // tensorferry-snapshots-<uid> beside that of the run. Nothing removes these names but whoever
+  // tensorferry-snapshots-UID beside that of the run. Nothing removes these names but whoever
   // wants the space back: remove the files, and call drop_snapshot() if this space has taken the
   // snapshot, so that it can use the space itself.
   //
