@@ -26,7 +26,7 @@ _SMALL = (DynamicSlidingWindowLayer, LinearAttentionLayer, DummyLayer)
 
 class NvmeCache(Cache):
     """Keys and values for generate() of transformers: so many bytes of them in memory, the rest on
-    the drive. Gives the bits of DynamicCache.
+    the drive. Gives the bits of DynamicCache. ::
 
         cache = NvmeCache(model.config, nvme_path="/mnt/nvme", max_cpu_bytes=8 << 30)
         tokens = model.generate(**prompt, past_key_values=cache)
