@@ -8,7 +8,7 @@ from commands import COMMANDS
 from ferry_program import PROGRAM, ROOT
 
 # Those whose page has another name.
-PAGES = {"point": "sweep.md", "checkpoint": "checkpoint_command.md"}
+PAGES = {"point": "sweep.md", "checkpoint": "checkpoint_command.md", "snapshot": "snapshots.md"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,6 +8,7 @@ COMMANDS = (
     "doctor",
     "verify",
     "checkpoint",
+    "snapshot",
     "report",
     "completion",
 )
