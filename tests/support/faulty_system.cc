@@ -137,4 +137,12 @@ int FaultySystem::advise(std::byte* memory, std::size_t bytes, int advice) {
   return verdict.error != 0 ? -verdict.error : System::advise(memory, bytes, advice);
 }
 
+std::int64_t FaultySystem::huge_bytes(std::byte* memory, std::size_t bytes) {
+  return all_memory_is_huge ? static_cast<std::int64_t>(bytes) : System::huge_bytes(memory, bytes);
+}
+
+int FaultySystem::resident(std::byte* page) {
+  return all_memory_is_huge ? 1 : System::resident(page);
+}
+
 }  // namespace tensorferry::support

@@ -82,6 +82,12 @@ class FaultySystem : public os::System {
   std::byte* map(std::size_t bytes) override;
   int lock(std::byte* memory, std::size_t bytes) override;
   int advise(std::byte* memory, std::size_t bytes, int advice) override;
+  std::int64_t huge_bytes(std::byte* memory, std::size_t bytes) override;
+  int resident(std::byte* page) override;
+
+  // Says that all memory has its pages, huge ones: every disk takes it in place, and a read makes
+  // none. Set it before the first transfer.
+  bool all_memory_is_huge = false;
 
  private:
   struct Armed {
