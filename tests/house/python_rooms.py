@@ -45,6 +45,12 @@ FOREIGN_ATTRIBUTES = {
     "_untyped_storage",  # of torch.TypedStorage
     "_base",  # of torch.Tensor
     "_version",
+    "_local_tensor",  # of torch's DTensor
+    "_get_fsdp_state",  # of modules that FSDP2 has sharded, and of what it keeps of parameters
+    "_init_extensions",
+    "_module_info",
+    "_setattr_on_modules",
+    "_sharded_param_data",
 }
 
 

@@ -282,12 +282,13 @@ def test_what_stays_where_it_is_is_in_that_warning(caplog):
     assert "zero_optimization.offload_optimizer.device" in caplog.text
 
 
-def test_weights_that_are_trained_go_to_nvme_in_one_process_only():
+def test_weights_of_several_ranks_go_to_nvme_where_they_are_sharded():
     offload = {"zero_optimization": {"offload_param": NVME, "offload_optimizer": NVME}}
     _check(Config(offload, world_size=2), None, {}, ())  # nobody trains
     training = Config(offload | {"optimizer": {"type": "AdamW"}}, world_size=2)
-    with pytest.raises(tensorferry.ConfigError, match="2 ranks.*leave offload_param out"):
-        _check(training, None, {}, ())
+    _check(training, None, {}, (), 3)
+    with pytest.raises(tensorferry.ConfigError, match="needs stage 3 with 2 ranks"):
+        _check(training, None, {}, (), 0)
 
 
 def test_adam_is_adamw_unless_it_says_otherwise():

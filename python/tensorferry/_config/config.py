@@ -134,6 +134,9 @@ class Config:
             "zero_quantized_weights",
         ):
             zero.refuse(key, False, "tensorferry moves weights and gradients unchanged")
+        self.stage = zero.whole("stage", 0, 0, 3)
+        if self.world_size == 1:  # nothing can be sharded
+            zero.machinery("stage")
         zero.machinery(*_ZERO_MACHINERY)
         zero.done()
 
@@ -242,7 +245,6 @@ _ZERO_MACHINERY = (
     "reduce_scatter",
     "round_robin_gradients",
     "save_muon_momentum_buffer_in_memory",
-    "stage",
     "stage3_allgather_sequential",
     "stage3_gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",

@@ -16,6 +16,7 @@ from .._memory.layout import PAGE
 from ..optim.masters import HALF, MasterWeights
 from ..optim.supported import ELEMENTWISE
 from .config import Config
+from .distributed import distribute, is_distributed, join_ranks, renamed
 from .optimizer import ConfiguredOptimizer
 from .schedules import Schedule
 from .sections import ConfigError, Section, read
@@ -37,8 +38,7 @@ def initialize(
     """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    settings = Config(read(config), torch.distributed.get_world_size() if distributed else 1)
+    settings = Config(read(config), join_ranks())
     if settings.ignored:
         _log.warning(
             "these keys of the configuration concern DeepSpeed's own machinery and have no effect "
@@ -48,7 +48,8 @@ def initialize(
     # Faults of the configuration, and of its directories, are found before anything changes.
     kind, options = _chosen(settings.optimizer) if settings.optimizer is not None else (None, {})
     params = None if model_parameters is None else list(model_parameters)
-    _check(settings, optimizer, options, params or ())
+    shards = _shards(settings, model, optimizer)
+    _check(settings, optimizer, options, params or (), shards)
     budget = _budget(settings, max_cpu_bytes)
     _check_overlap(settings, overlap)
     for section in (settings.offload_param, settings.offload_optimizer):
@@ -56,6 +57,10 @@ def initialize(
             open_space(section["nvme_path"], PAGE, **settings.handle_options).close()
     if settings.dtype is not None:
         model.to(getattr(torch, settings.dtype))
+    if shards is not None:
+        before = {param: name for name, param in model.named_parameters()}
+        model = distribute(model, shards)
+        params = None if params is None else renamed(params, before, model)
     weights = _offload_weights(model, settings, budget)
     try:
         if kind is not None:
@@ -70,6 +75,25 @@ def initialize(
         if weights is not None:
             weights.close(restore=True)
         raise
+
+
+def _shards(
+    config: Config, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> int | None:
+    """Returns the stage by which initialize() makes the model one of several ranks; None if there
+    is one rank, if the program has done it, or if nobody trains all of the model on each rank."""
+    if config.world_size == 1 or is_distributed(model):
+        return None
+    trains = optimizer is not None or config.optimizer is not None
+    if config.stage == 0:
+        return 0 if trains else None
+    if optimizer is not None:
+        raise ConfigError(
+            f"zero_optimization.stage {config.stage} shards the parameters that the given "
+            "optimizer holds: name the optimizer in the configuration, or call fully_shard() "
+            "before you make it"
+        )
+    return config.stage
 
 
 def _budget(config: Config, max_cpu_bytes: int | str | MemoryBudget | None) -> MemoryBudget | None:
@@ -107,8 +131,10 @@ def _check(
     optimizer: torch.optim.Optimizer | None,
     options: dict[str, Any],
     params: Sequence[Any],
+    shards: int | None = None,
 ) -> None:
-    """Raises ConfigError for settings that exclude each other, and for faults of the schedule."""
+    """Raises ConfigError for settings that exclude each other, and for faults of the schedule.
+    `shards` is the stage by which the model is distributed."""
     if optimizer is not None and config.optimizer is not None:
         raise ConfigError("both the configuration and the call give an optimizer: choose one")
     if optimizer is not None and config.dtype is not None:
@@ -128,11 +154,11 @@ def _check(
             "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
             "only an optimizer with states on NVMe can step weights on NVMe"
         )
-    if config.offload_param["device"] == "nvme" and config.world_size > 1:
+    if config.offload_param["device"] == "nvme" and shards == 0:
         raise ConfigError(
-            "training with zero_optimization.offload_param on nvme is not supported with "
-            f"{config.world_size} ranks: DistributedDataParallel and FSDP need weights and "
-            "gradients in memory; keep offload_optimizer and leave offload_param out"
+            f"zero_optimization.offload_param on nvme needs stage 3 with {config.world_size} "
+            "ranks, and this is stage 0: DistributedDataParallel has all weights and gradients in "
+            "memory; give stage 3, or leave offload_param out"
         )
     if config.scheduler is not None:
         groups = params if optimizer is None else optimizer.param_groups

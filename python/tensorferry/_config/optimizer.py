@@ -127,9 +127,16 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         return [param.grad for param in params if param.grad is not None]
 
     def _norm(self) -> torch.Tensor:
-        """Returns the norm of all gradients, before they are scaled."""
-        norms = [norm_of(gradient) for gradient in self._gradients()]
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
+        """Returns the norm of all gradients on all ranks, before they are scaled."""
+        kinds: dict[Any, list[torch.Tensor]] = {}  # how they are spread over ranks -> their norms
+        for gradient in self._gradients():
+            spread = (getattr(gradient, name, None) for name in ("device_mesh", "placements"))
+            kinds.setdefault(tuple(spread), []).append(norm_of(gradient))
+        norms = [torch.linalg.vector_norm(torch.stack(norms)) for norms in kinds.values()]
+        whole = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in norms]
+        if len(whole) == 1:
+            return whole[0]
+        return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.tensor(0.0)
 
     def _step_scaled(self, scale: float | torch.Tensor) -> None:
         if isinstance(self.optimizer, Offloaded) and self.optimizer.is_stepping:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
@@ -84,13 +85,16 @@ class StoredParameter:
             return
         self._check_kind(param)
         if not self._is_nothing() or param.data_ptr() != self.absent.data_ptr():
-            self._forget_values()
-            self.show(self.absent)
-            raise RuntimeError(
-                f"a parameter of shape {tuple(self.size)} was assigned values while its weights "
-                "were on NVMe, and the assigned values are lost: change weights inside "
-                "`with weights.gather(module, modify=True)`"
-            )
+            self._refuse_assigned()
+
+    def _refuse_assigned(self) -> NoReturn:
+        self._forget_values()
+        self.show(self.absent)
+        raise RuntimeError(
+            f"a parameter of shape {tuple(self.size)} was assigned values while its weights "
+            "were on NVMe, and the assigned values are lost: change weights inside "
+            "`with weights.gather(module, modify=True)`"
+        )
 
     def _is_nothing(self) -> bool:
         if self.device.type != "cpu":  # a look would wait for the GPU
@@ -120,6 +124,10 @@ class StoredParameter:
         if (param := self.param) is not None:
             param.data = values
 
+    def restore(self, values: torch.Tensor) -> None:
+        """Gives the parameter values that nobody brings or takes any more."""
+        self.show(values)
+
     def end(self) -> None:
         """Forgets the parameter: its values are not on the drive any more."""
         if (param := self.param) is not None:
@@ -131,6 +139,10 @@ class StoredParameter:
         """Returns its values in the memory of the buffer."""
         elements = memory[self._first : self._first + self.nbytes].view(self.dtype)
         return elements.as_strided(self.size, self.stride)
+
+    def own_values(self) -> torch.Tensor | None:
+        """Returns what the parameter has; None if there is none."""
+        return self.param
 
     def is_elsewhere(self, memory: torch.Tensor) -> bool:
         """Returns whether the parameter, which was shown here, has got other memory since."""
@@ -207,7 +219,7 @@ class StoredParameter:
         self.note_change()
         self._mapped = lambda: None
 
-    def view(self) -> MappedWeight:
+    def view(self) -> torch.Tensor:
         """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
         if (mapped := self._mapped()) is None:
             mapped = MappedWeight(self.values.view())

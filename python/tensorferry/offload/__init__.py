@@ -26,6 +26,7 @@ from .activation_hooks import OffloadedActivations
 from .activation_store import ActivationStore
 from .offloaded import OffloadedParameters, offload_model
 from .places import budgeted_place_of, place_of
+from .sharded import groups_in, offload_shards
 
 if TYPE_CHECKING:
     from .in_place import Rename
@@ -69,10 +70,18 @@ def parameters(
     Weights on a GPU are read straight into its memory, at most `max_gpu_bytes` at a time (default:
     `max_cpu_bytes`). `device` is where the weights are used; default: where they are now.
 
+    If FSDP2 has sharded the model (fully_shard), each rank has its shards on its drive and at most
+    `max_cpu_bytes` of them in memory; what FSDP2 gathers of all ranks comes on top. `units` does
+    not matter then: what it gathers together comes together.
+
     With a MemoryBudget as limit, which weights and states share, as many weights as fit stay in
     memory for good and never go to the drive; the others pass through what is left.
     """
     used_on, max_bytes = budgeted_place_of(model, device, max_cpu_bytes, max_gpu_bytes)
+    if groups := groups_in(model):
+        return offload_shards(
+            model, groups, nvme_path, used_on, max_bytes, keep_bytes, initialize, handle_options
+        )
     return offload_model(
         model, nvme_path, used_on, max_bytes, keep_bytes, tuple(units), initialize, handle_options
     )

@@ -102,14 +102,19 @@ class ModuleHooks(OnDrive):
         self._calls = calls
         self._begins_pass = begins_pass
         self._is_open = False  # whether a call of the module has begun and not ended
-        self._after_forward = module.register_forward_hook(self.after_forward, always_call=True)
         self._handles = [
-            self._after_forward,
-            module.register_forward_pre_hook(self.before_forward, prepend=True),
+            *self._watch_calls(module),
             module.register_load_state_dict_pre_hook(self.before_load),
             module.register_load_state_dict_post_hook(self.after_load),
             # torch sets an attribute of this one, which a method cannot have.
             module.register_state_dict_post_hook(functools.partial(self.after_state_dict)),
+        ]
+
+    def _watch_calls(self, module: torch.nn.Module) -> list[RemovableHandle]:
+        self._after_forward = module.register_forward_hook(self.after_forward, always_call=True)
+        return [
+            self._after_forward,
+            module.register_forward_pre_hook(self.before_forward, prepend=True),
         ]
 
     def remove(self) -> None:

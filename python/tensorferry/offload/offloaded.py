@@ -84,10 +84,11 @@ class OffloadedParameters(OnDrive):
         kept_bytes: int = 0,
         portion: Portion | None = None,
         stacks: Mapping[torch.nn.Module, Callable[[], bool]] | None = None,
+        hooks: type[ModuleHooks] = ModuleHooks,
     ) -> None:
         """`needs` are the units that each module needs, `kept_bytes` those of weights that are not
         on the drive, `portion` what all of it takes of a budget. `stacks` are modules whose experts
-        may come one by one: see experts.py."""
+        may come one by one: see experts.py. `hooks` are put on the modules."""
         self._model = model
         self._store = store
         self._residency = residency
@@ -97,7 +98,7 @@ class OffloadedParameters(OnDrive):
         self._calls = Calls()
         _whereabouts[model] = Whereabouts(residency, self._calls)
         self._hooks = [
-            ModuleHooks(
+            hooks(
                 module,
                 units,
                 residency,

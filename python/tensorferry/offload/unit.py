@@ -43,8 +43,11 @@ class Unit:
 
     def add(self, param: torch.nn.Parameter | None, values: Values) -> None:
         """Adds a parameter, or a part of one, whose values are on the drive."""
-        stored = StoredParameter(param, values, self.buffer, self.nbytes)
-        self.nbytes += values.slot_bytes
+        self.add_stored(StoredParameter(param, values, self.buffer, self.nbytes))
+
+    def add_stored(self, stored: StoredParameter) -> None:
+        """The same for one that lies in its buffer, from byte `nbytes` on."""
+        self.nbytes += stored.values.slot_bytes
         self.parameters.append(stored)
 
     def parameter_at(self, offset: int) -> StoredParameter:
@@ -110,8 +113,9 @@ class Unit:
         self.users = 1
         with torch.no_grad():
             for stored in self.parameters:
-                if stored.param is not None and stored.param not in empty:
-                    stored.of(memory).copy_(stored.param)
+                own = None if stored.param in empty else stored.own_values()
+                if own is not None:
+                    stored.of(memory).copy_(own)
             for stored in self.parameters:  # only when all are copied
                 stored.show(stored.of(memory))
         self.moved = True
@@ -131,7 +135,7 @@ class Unit:
     def end(self, values: Sequence[torch.Tensor] | None = None) -> None:
         """Gives its parameters these values, or none, and forgets them."""
         for stored, value in zip(self.parameters, values or ()):
-            stored.show(value)
+            stored.restore(value)
         for stored in self.parameters:
             stored.end()
         self.buffer.forget()

@@ -1,0 +1,540 @@
+"""What ranks do with models that FSDP2 has sharded and whose weights are on NVMe."""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import warnings
+
+import tensorferry.dcp
+import tensorferry.offload
+import tensorferry.optim
+import tensorferry.snapshot
+import torch
+import torch._dynamo  # DTensor imports it when it is first used: here, once for all ranks
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from forked_ranks import serve
+from tensorferry.optim.stored_gradient import entry_of
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+warnings.simplefilter("ignore")
+
+LIMIT = 48 << 10  # bytes for weights
+
+
+class Block(nn.Module):
+    def __init__(self, width, recomputes=False):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.recomputes = recomputes
+
+    def inner(self, x):
+        return self.down(torch.relu(self.up(self.norm(x))))
+
+    def forward(self, x):
+        if self.recomputes:
+            return x + checkpoint(self.inner, x, use_reentrant=False)
+        return x + self.inner(x)
+
+
+class Net(nn.Module):
+    """Its rows do not divide by 2 or 4; the head has fewer rows than 4 ranks."""
+
+    def __init__(self, width=37, depth=3, recomputes=False):
+        super().__init__()
+        self.first = nn.Linear(11, width)
+        self.blocks = nn.ModuleList(Block(width, recomputes) for _ in range(depth))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def net(**options):
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+def shard(model, **options):
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def with_forward_prefetch():
+    model = shard(net())
+    for block, following in zip(model.blocks, model.blocks[1:]):
+        block.set_modules_to_forward_prefetch([following])
+    for block, following in zip(model.blocks[1:], model.blocks):
+        block.set_modules_to_backward_prefetch([following])
+    return model
+
+
+def with_tensor_parallel():
+    """All ranks but two are of the data."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = net(width=36)
+    for block in model.blocks:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh["tp"], plan)
+    return shard(model, mesh=mesh["dp"])
+
+
+def with_replicas():
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("r", "s"))
+    return shard(net(), mesh=mesh)
+
+
+def with_tied_weights():
+    model = net()
+    model.blocks[1].up.weight = model.blocks[0].up.weight
+    return fully_shard(model)
+
+
+def with_frozen_weights():
+    model = net()
+    model.blocks[0].requires_grad_(False)
+    return shard(model)
+
+
+def with_columns():
+    model = net(width=36)
+    by_columns = functools.partial(fully_shard, shard_placement_fn=lambda p: Shard(p.ndim - 1))
+    for block in model.blocks:
+        by_columns(block)
+    return fully_shard(model)
+
+
+def half():
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+MODELS = {
+    "rows": lambda: shard(net()),
+    "mixed precision": lambda: shard(net(), mp_policy=half()),
+    "checkpointing": lambda: shard(net(recomputes=True)),
+    "kept after forward": lambda: shard(net(), reshard_after_forward=False),
+    "forward prefetch": with_forward_prefetch,
+    "replicas": with_replicas,
+    "tensor parallel": with_tensor_parallel,
+    "tied weights": with_tied_weights,
+    "frozen weights": with_frozen_weights,
+    "columns": with_columns,
+    "one group": lambda: fully_shard(net()),
+}
+
+
+def digest(model):
+    sums = hashlib.sha256()
+    for value in model.state_dict().values():
+        sums.update(value.full_tensor().contiguous().view(torch.uint8).numpy().tobytes())
+    return sums.hexdigest()
+
+
+def batch(step, rows=5):
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(rows, 11, generator=generator)
+
+
+def loss_of(model, step):
+    return model(batch(step)).float().square().mean()
+
+
+def on_drive(model, nvme, **options):
+    """(weights, optimizer) of a model with weights, states and gradients on the drive."""
+    weights = tensorferry.offload.parameters(
+        model, nvme, **(dict(max_cpu_bytes=LIMIT, keep_bytes=0, checksums=True) | options)
+    )
+    optimizer = tensorferry.optim.AdamW(
+        model.parameters(),
+        lr=0.02,
+        nvme_path=nvme,
+        offload_gradients=True,
+        buffer_count=1,
+        buffer_bytes=1,
+    )
+    return weights, optimizer
+
+
+def in_memory(model):
+    return None, torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
+
+
+def by_mesh(model):
+    """Parameters that torch can clip together."""
+    meshes = {}
+    for param in model.parameters():
+        meshes.setdefault(param.device_mesh, []).append(param)
+    return meshes.values()
+
+
+def trained(model, optimizer, syncs=True, steps=3, scaler=None):
+    """What each step gives: loss, norm, digest of the weights. The second one accumulates."""
+    seen = []
+    for step in range(steps):
+        for micro in range(1 + step % 2):
+            last = micro == step % 2
+            if not syncs:
+                model.set_requires_gradient_sync(last)
+            loss = loss_of(model, 10 * step + micro)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        norms = [nn.utils.clip_grad_norm_(own, 0.05) for own in by_mesh(model)]
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        optimizer.zero_grad()
+        seen.append((loss.item(), *(norm.full_tensor().item() for norm in norms), digest(model)))
+    return seen
+
+
+def memory_of(model):
+    """Bytes that each shard takes which has elements."""
+    shards = [param.to_local() for param in model.parameters()]
+    return {shard.untyped_storage().nbytes() for shard in shards if shard.numel() > 0}
+
+
+def same_as_in_memory(kind, nvme, syncs):
+    """Trains both ways and compares, to the bit."""
+    model = MODELS[kind]()
+    expected = trained(model, in_memory(model)[1], syncs)
+    model = MODELS[kind]()
+    weights, optimizer = on_drive(model, nvme)
+    got = trained(model, optimizer, syncs)
+    assert got == expected, (got, expected)
+    stats = weights.stats()
+    assert stats["written_bytes"] > stats["weight_bytes"] > 0
+    assert (stats["read_bytes"] > 0) == (stats["weight_bytes"] > stats["buffer_bytes"])
+    assert stats["overflows"] == 0
+    assert memory_of(model) == {4}, memory_of(model)
+    optimizer.close()
+    weights.close(restore=True)
+    assert digest(model) == expected[-1][-1]
+    assert trained(model, in_memory(model)[1], syncs) is not None
+    return stats["buffer_bytes"]
+
+
+def scaled_as_in_memory(nvme):
+    """GradScaler, with a loss that overflows in the second step: that step is skipped."""
+    seen = []
+    for place in (in_memory, functools.partial(on_drive, nvme=nvme)):
+        model = MODELS["rows"]()
+        weights, optimizer = place(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        seen.append(trained(model, optimizer, steps=1, scaler=scaler))
+        scaler.scale(loss_of(model, 5) * (float("inf") if dist.get_rank() == 0 else 1)).backward()
+        assert all(entry_of(p.grad) for p in model.parameters()) or weights is None
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen[-1] += [scaler.get_scale(), digest(model)]
+        seen[-1] += trained(model, optimizer, steps=2, scaler=scaler)
+    assert seen[0] == seen[1], seen
+    assert seen[0][1] == 512.0 and seen[0][2] == seen[0][0][2]
+
+
+def within_the_limit(nvme):
+    """How much of the weights is in memory at most, and how much is on the drive."""
+    model = shard(net(width=64, depth=6))
+    weights, optimizer = on_drive(model, nvme, max_cpu_bytes=80 << 10)
+    most = 0
+    for block in model.blocks:
+        block.register_forward_hook(
+            lambda *_: most_of.append(weights.stats()["resident_bytes"]), always_call=True
+        )
+    most_of = []
+    trained(model, optimizer)
+    stats = weights.stats()
+    most = max(most_of)
+    return most, stats["buffer_bytes"], stats["weight_bytes"], stats["overflows"]
+
+
+def budgeted(nvme):
+    """A budget for weights and states: what stays, and the numbers."""
+    model = shard(net(width=64, depth=6))
+    expected = trained(model, in_memory(model)[1])
+    seen = []
+    for limit in (100 << 10, 10 << 20):
+        model = shard(net(width=64, depth=6))
+        budget = tensorferry.MemoryBudget(limit)
+        weights = tensorferry.offload.parameters(model, nvme, budget)
+        optimizer = tensorferry.optim.AdamW(
+            model.parameters(), lr=0.02, nvme_path=nvme, max_cpu_bytes=budget
+        )
+        assert trained(model, optimizer) == expected
+        assert budget.held_bytes <= limit
+        stats = weights.stats()
+        seen.append((stats["kept_bytes"], stats["weight_bytes"]))
+        optimizer.close()
+        weights.close()
+    return seen
+
+
+def made_on_meta(nvme):
+    """A model without memory gets its weights one group at a time."""
+    with torch.device("meta"):
+        model = net()
+    shard(model)
+    torch.manual_seed(3)
+    weights, optimizer = on_drive(model, nvme)
+    made = digest(model)
+    with torch.device("meta"):
+        other = net()
+    shard(other)
+    other.to_empty(device="cpu")
+    torch.manual_seed(3)
+    holding = [other.first, other.head]  # FSDP2's groups: the root's first
+    for block in other.blocks:
+        holding += [block.norm, block.up, block.down]
+    order = [other.head, other.first]
+    for block in other.blocks:
+        order += [block.down, block.up, block.norm]
+    assert set(order) == set(holding)
+    for module in order:
+        module.reset_parameters()
+    assert made == digest(other)
+    assert trained(model, optimizer) == trained(other, in_memory(other)[1])
+
+
+def word_of(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
+def refused(nvme):
+    """What cannot be on the drive, or cannot be done with what is there."""
+    parameters = functools.partial(tensorferry.offload.parameters, nvme_path=nvme, keep_bytes=0)
+    words = {}
+    model = shard(net(), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    words["policy"] = word_of(parameters, model)
+    if dist.get_world_size() == 4:
+        model = shard(net(), reshard_after_forward=2)
+        words["number"] = word_of(parameters, model)
+    model = net()
+    fully_shard(model.blocks[0])
+    words["plain"] = word_of(parameters, model)
+    model = shard(net())
+    before = digest(model)
+    weights = parameters(model, max_cpu_bytes=LIMIT)
+    words["again"] = word_of(parameters, model)
+    loss_of(model, 0).backward()
+    words["optimizer"] = word_of(torch.optim.SGD(model.parameters(), 0.1).step)
+    words["assign"] = word_of(model.load_state_dict, model.state_dict(), assign=True)
+    with torch.no_grad():
+        model.first.weight.to_local().fill_(1)
+    words["assigned"] = word_of(contextlib.ExitStack().enter_context, weights.gather())
+    assert digest(model) == before
+    weights.close()
+    words["closed"] = word_of(loss_of, model, 0)
+    dist.barrier()
+    return words
+
+
+def changed_and_loaded(nvme):
+    """gather(), state_dict() and load_state_dict() of shards."""
+    model, other = shard(net()), shard(net())
+    weights = tensorferry.offload.parameters(model, nvme, LIMIT, keep_bytes=0)
+    with torch.no_grad():
+        with weights.gather(modify=True):
+            for param in model.parameters():
+                param.mul_(2)
+            inside = loss_of(model, 1).item()
+        with weights.gather(model.blocks[0]):  # in place, which autograd counts
+            model.blocks[0].up.weight.to_local().add_(1)
+        for param in other.parameters():
+            param.mul_(2)
+        assert inside == loss_of(other, 1).item()
+        other.blocks[0].up.weight.to_local().add_(1)
+    assert digest(model) == digest(other)
+    assert loss_of(model, 2).item() == loss_of(other, 2).item()
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    kept = model.state_dict()
+    with weights.gather(modify=True), torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    assert digest(model) != digest(other)
+    assert all(torch.equal(kept[n].to_local(), v.to_local()) for n, v in saved.items())
+    assert model.load_state_dict(saved).missing_keys == []
+    assert digest(model) == digest(other)
+    assert loss_of(model, 3).item() == loss_of(other, 3).item()
+    model.reshard()
+    assert memory_of(model) == {4}, memory_of(model)
+    weights.close()
+
+
+def states_of(model, optimizer):
+    """Weights and states for torch.distributed.checkpoint, with the names of parameters."""
+    names = [name for name, _ in model.named_parameters()]
+    states = optimizer.state_dict()["state"]
+    return {
+        "model": dict(model.state_dict()),
+        "optimizer": {names[number]: dict(own) for number, own in states.items()},
+    }
+
+
+def saved_for_others(nvme, folder, steps=2):
+    """Trains and saves with torch.distributed.checkpoint. Returns what came after."""
+    model = MODELS["rows"]()
+    weights, optimizer = on_drive(model, nvme)
+    trained(model, optimizer, steps=steps)
+    writer = tensorferry.dcp.Writer(folder)
+    dcp.save({"model": model.state_dict()}, storage_writer=writer)
+    return digest(model)
+
+
+def loaded_from_others(nvme, folder, expected):
+    """Another number of ranks loads, group by group, and goes on."""
+    model = MODELS["rows"]()
+    weights, optimizer = on_drive(model, nvme)
+    for part in [*model.blocks, model.first, model.head]:
+        prefix = next(name for name, module in model.named_modules() if module is part)
+        empty = {
+            f"{prefix}.{name}": torch.empty_like(value) for name, value in part.state_dict().items()
+        }
+        dcp.load({"model": empty}, storage_reader=tensorferry.dcp.Reader(folder))
+        part.load_state_dict({name.removeprefix(f"{prefix}."): v for name, v in empty.items()})
+    assert digest(model) == expected
+    trained(model, optimizer, steps=1)
+
+
+def resumed(nvme, folder):
+    """A snapshot of shards on the drive: the same losses after it, in another run."""
+    model = MODELS["rows"]()
+    weights, optimizer = on_drive(model, nvme)
+    trained(model, optimizer)
+    tensorferry.snapshot.take(folder, model=model, optimizer=optimizer)
+    expected = trained(model, optimizer)
+    optimizer.close()
+    weights.close()
+    model = MODELS["rows"]()
+    weights, optimizer = on_drive(model, nvme)
+    assert tensorferry.snapshot.resume(folder, model=model, optimizer=optimizer) is not None
+    assert trained(model, optimizer) == expected
+
+
+def configuration(stage, nvme=None, weights=False, **more):
+    """A configuration with states on NVMe, and weights too if they are wanted there."""
+    place = {"device": "nvme", "nvme_path": nvme}
+    zero = {"stage": stage}
+    if nvme is not None:
+        zero |= {"offload_optimizer": place} | ({"offload_param": place} if weights else {})
+    params = {"lr": 0.02, "weight_decay": 0.0}
+    return {
+        "train_micro_batch_size_per_gpu": 5,
+        "optimizer": {"type": "AdamW", "params": params},
+        "zero_optimization": zero,
+        **more,
+    }
+
+
+def configured(config, steps=4, **options):
+    """The losses of a training with a configuration, and the kind of the model."""
+    model, optimizer = tensorferry.initialize(net(width=64, depth=4), config, **options)
+    losses = []
+    for step in range(steps):
+        dtype = next(model.parameters()).dtype
+        loss = model(batch(step).to(dtype)).float().square().mean()
+        optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    kind = type(model).__name__
+    on_nvme = 0 if optimizer.weights is None else optimizer.weights.stats()["weight_bytes"]
+    optimizer.close()
+    return losses, kind, on_nvme
+
+
+def staged(nvme):
+    """All stages: the numbers of torch's own engine, made by hand."""
+    seen = {}
+    words = []
+    log = logging.Handler()
+    log.emit = lambda record: words.append(record.getMessage())
+    logging.getLogger("tensorferry").addHandler(log)
+    for stage in range(4):
+        losses, kind, _ = configured(configuration(stage, nvme))
+        said = any("stage 1 is done as stage 2" in word for word in words)
+        assert said == (stage >= 1)
+        if stage == 0:
+            model = DistributedDataParallel(net(width=64, depth=4))
+        else:
+            model = shard(net(width=64, depth=4), reshard_after_forward=stage == 3)
+        assert kind == type(model).__name__
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0, fused=True)
+        for step, loss in enumerate(losses):
+            expected = loss_of(model, step)
+            assert loss == expected.item(), (stage, step)
+            expected.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen[str(stage)] = losses
+    return seen
+
+
+def configured_weights(nvme):
+    """Weights, states and gradients on NVMe, clipped: the numbers of memory. A given list of
+    parameters becomes that of the shards."""
+    more = dict(gradient_clipping=0.05, gradient_accumulation_steps=2)
+    for half in ({}, {"bf16": {"enabled": True}}):
+        expected = configured(configuration(3, **more, **half))
+        config = configuration(3, nvme, weights=True, **more, **half)
+        got = configured(config, max_cpu_bytes=(100 if dist.get_world_size() == 1 else 60) << 10)
+        assert got[0] == expected[0], (got, expected)
+        assert got[2] > 0
+    model = net()
+    groups = [{"params": list(model.blocks.parameters()), "lr": 0.5}, {"params": model.head.weight}]
+    _, optimizer = tensorferry.initialize(model, configuration(2), model_parameters=groups)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [18, 1]
+    own = set(model.parameters())
+    assert all(param in own for group in optimizer.param_groups for param in group["params"])
+    return got[1]
+
+
+def clipped_by_all(nvme):
+    """What the configuration clips by is the norm over all ranks."""
+    config = configuration(3, gradient_clipping=1e-3)
+    config["optimizer"] = {"type": "SGD", "params": {"lr": 1.0}}
+    model, optimizer = tensorferry.initialize(net(), config)
+    before = [p.full_tensor() for p in model.parameters()]
+    optimizer.backward(loss_of(model, 0))
+    optimizer.step()
+    model.reshard()
+    moved = [p.full_tensor() - b for p, b in zip(model.parameters(), before)]
+    return nn.utils.get_total_norm(moved).item()
+
+
+def configured_words(nvme):
+    """What a configuration of several ranks cannot have."""
+    model = net()
+    given = torch.optim.SGD(model.parameters(), 0.1)
+    config = configuration(3)
+    del config["optimizer"]
+    return {
+        "given": word_of(tensorferry.initialize, model, config, optimizer=given),
+        "ddp": word_of(tensorferry.initialize, net(), configuration(0, nvme, weights=True)),
+    }
+
+
+if __name__ == "__main__":
+    serve(globals())

@@ -1,0 +1,36 @@
+"""One configuration on several ranks: its stage chooses an engine of torch's."""
+
+import os
+
+import pytest
+from forked_ranks import ranks_of
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def run():
+    with ranks_of(os.path.join(os.path.dirname(__file__), "sharded_job.py")) as run:
+        yield run
+
+
+def test_stages_are_the_engines_of_torch(run, tmp_path):
+    one, other = run(2, "staged", str(tmp_path))
+    assert one["1"] == one["2"] == one["3"] and one != other
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_file_trains_on_any_number_of_ranks_with_weights_on_nvme(run, tmp_path, ranks):
+    kinds = run(ranks, "configured_weights", str(tmp_path))
+    assert kinds == (["Net"] if ranks == 1 else ["FSDPNet", "FSDPNet"])
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_ranks(run, tmp_path):
+    for moved in run(2, "clipped_by_all", str(tmp_path)):
+        assert moved == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_does_not_go_together_is_said_with_what_to_do(run, tmp_path):
+    for words in run(2, "configured_words", str(tmp_path)):
+        assert "ConfigError" in words["given"] and "name the optimizer in the" in words["given"]
+        assert "needs stage 3 with 2 ranks" in words["ddp"]
