@@ -33,6 +33,7 @@ from benchmarks.rows.class_rows import class_curves, class_rows
 from benchmarks.rows.copy_rows import copy_rows
 from benchmarks.rows.curves import Curve, curves, million
 from benchmarks.rows.drive_rows import drive_rows
+from benchmarks.rows.iteration_rows import iteration_rows
 from benchmarks.rows.model_rows import model_rows
 from benchmarks.rows.offload_rows import offload_rows
 from benchmarks.rows.pairs import PAIRS
@@ -198,6 +199,7 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
         rows = [row for row in rows if row.peer not in SLOW_TO_SET_UP]
     else:
         rows += [*copy_rows(), *torch_rows(bench, peers), *offload_rows(bench, peers)]
+        rows += iteration_rows(bench, peers)
         rows += model_rows(bench, peers)
     return [row for row in rows if re.search(options.rows, row.name)]
 

@@ -179,12 +179,15 @@ class DeepSpeed:
             },
             "aio": {"queue_depth": 128, "block_size": 256 << 10, "overlap_events": True},
         }
-        model = torch.nn.Sequential(
-            *(torch.nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS))
-        )
+        model = self.model()
         deepspeed.init_distributed("gloo")
         self.engine, *_ = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=config
+        )
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            *(torch.nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS))
         )
 
     def step(self, repeat: int) -> dict[str, float]:

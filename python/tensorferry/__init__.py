@@ -133,7 +133,7 @@ def initialize(
 
     `max_cpu_bytes` is one number for weights and states together, or "auto": see MemoryBudget. It
     takes the place of what max_in_cpu, buffer_size and ratio say. overlap="backward" steps during
-    the last backward(loss) of a batch.
+    the last backward(loss) of a batch, overlap="iteration" behind the next forward pass too.
     """
     from ._config.initialize import initialize as with_torch
 

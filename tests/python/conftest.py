@@ -4,7 +4,7 @@ import pytest
 import tensorferry
 from handle_fixtures import engine, handle, path
 
-__all__ = ["engine", "handle", "one_thread", "path", "space"]
+__all__ = ["engine", "handle", "one_thread", "path", "slow_drive", "space"]
 
 
 @pytest.fixture
@@ -22,3 +22,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def slow_drive(monkeypatch):
+    """No state arrives before somebody waits for it: all that a step may leave is left."""
+    from tensorferry.optim.step import Step
+
+    monkeypatch.setattr(Step, "is_next_loaded", lambda step: False)

@@ -11,72 +11,14 @@ import tensorferry
 import tensorferry.offload
 import tensorferry.optim
 from drives import failing_drive
-from offload_models import MODELS, make, same
+from offload_models import MODELS, make
+from overlapping import SMALL, Watched, adamw, check_same, deep, train
 from tensorferry.optim.spent_gradient import SpentGradient
-from tensorferry.optim.step import Step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 MiB = 1 << 20
-SMALL = dict(buffer_count=3, buffer_bytes=256 << 10)
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def adamw(model, path, overlap="backward", **options):
-    options = SMALL | dict(lr=1e-2, nvme_path=path) | options
-    return tensorferry.optim.AdamW(model.parameters(), overlap=overlap, **options)
-
-
-def train(model, optimizer, data, steps=3, micro_batches=1, clip=None, loss_of=None):
-    """Trains, and returns the losses and what the parameters are then."""
-    torch.manual_seed(11)
-    overlaps = getattr(optimizer, "overlap", None) is not None
-    losses = []
-    for _ in range(steps):
-        for micro in range(micro_batches):
-            x = data()
-            loss = model(x).float().square().mean() if loss_of is None else loss_of(model, x)
-            last = overlaps and micro == micro_batches - 1
-            with (
-                optimizer.last_backward(clips=clip is not None)
-                if last
-                else contextlib.nullcontext()
-            ):
-                loss.backward()
-            losses.append(loss.detach())
-        if clip is not None:
-            losses.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.stack(losses), [param.detach().clone() for param in model.parameters()]
-
-
-def check_same(actual, expected):
-    same(actual[0], expected[0])
-    for one, other in zip(actual[1], expected[1]):
-        same(one, other)
-
-
-def deep(layers=8, width=96, dtype=None):
-    torch.manual_seed(5)
-    linear = (nn.Linear(width, width, dtype=dtype) for _ in range(layers))
-    return nn.Sequential(*(part for one in linear for part in (one, nn.Tanh())))
-
-
-class Watched:
-    """Which sub-groups were stepped in the backward pass, and which after it."""
-
-    def __init__(self, monkeypatch):
-        self.inside, self.after = [], []
-        compute = Step.compute_next
-
-        def watched(step):
-            inside = torch._C._current_graph_task_id() != -1
-            (self.inside if inside else self.after).append(step.next_group)
-            compute(step)
-
-        monkeypatch.setattr(Step, "compute_next", watched)
 
 
 # --- the same bits ---
@@ -217,7 +159,7 @@ CONFIG = {
 def test_initialize_announces_the_last_micro_batch(tmp_path, settings, monkeypatch):
     watched = Watched(monkeypatch)
     results = []
-    for overlap in (None, "backward"):
+    for overlap in (None, "backward", "iteration"):
         config = {**CONFIG, **settings}
         config["zero_optimization"] = {
             "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path), "buffer_count": 1}
@@ -235,6 +177,7 @@ def test_initialize_announces_the_last_micro_batch(tmp_path, settings, monkeypat
         results.append((torch.stack(losses), [param.detach() for param in model.parameters()]))
         optimizer.close()
     check_same(results[1], results[0])
+    check_same(results[2], results[0])
     needs_norm = {"gradient_clipping", "fp16"} & settings.keys()
     needs_norm |= {key for key in settings if settings[key] == {"enabled": True}}
     assert bool(watched.inside) == (not needs_norm)
@@ -403,7 +346,7 @@ def test_grad_scaler_is_refused(tmp_path):
 
 def test_a_backward_pass_that_fails_in_the_middle_leaves_what_a_failed_step_leaves(tmp_path):
     model = deep()
-    optimizer = adamw(model, tmp_path, buffer_bytes=1)
+    optimizer = adamw(model, tmp_path, buffer_bytes=1, max_cpu_bytes="100%")  # no read is late
     x = torch.randn(8, 96)
     with optimizer.last_backward():
         model(x).sum().backward()

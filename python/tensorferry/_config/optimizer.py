@@ -208,6 +208,11 @@ class ConfiguredOptimizer(torch.optim.Optimizer):
         """Returns the statistics of states on NVMe; an empty dict if there are none."""
         return self.optimizer.stats() if hasattr(self.optimizer, "stats") else {}
 
+    def settle(self) -> None:
+        """Steps what overlap="iteration" has left of the last step."""
+        if isinstance(self.optimizer, Offloaded):
+            self.optimizer.settle()
+
     def close(self) -> None:
         """Removes the files of states on NVMe."""
         if hasattr(self.optimizer, "close"):

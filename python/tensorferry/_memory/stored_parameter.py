@@ -11,6 +11,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from .._core import Operation
 from .mapped_weight import MappedWeight
+from .pending import settle_pending
 from .reading import Reading
 from .values import Values, cuts_of
 from .weight_memory import WeightBuffer
@@ -221,6 +222,7 @@ class StoredParameter:
 
     def view(self) -> torch.Tensor:
         """Returns the values, mapped from the drive: the same tensor as long as somebody has it."""
+        settle_pending([self.param])
         if (mapped := self._mapped()) is None:
             mapped = MappedWeight(self.values.view())
             self._mapped = weakref.ref(mapped)

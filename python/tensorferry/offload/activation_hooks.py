@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from .._memory.graphs import outside_graphs
 from .._memory.heap import note_block_freed
 from .activation_store import ActivationStore
-from .graphs import outside_graphs
 from .saved_storage import SavedActivation, Stretch
 from .saved_tensors import ChainedHooks, Hooks, chain, current_hooks
 from .saved_weights import SavedTensorHooks

@@ -14,8 +14,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from .._memory.graphs import not_compiled_alone, outside_graphs
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
-from .graphs import not_compiled_alone, outside_graphs
 from .residency import Residency
 from .saved_weights import save_weights
 from .unit import Unit

@@ -16,6 +16,7 @@ from .._memory.gpu_pool import GpuPool
 from .._memory.heap import map_large_blocks
 from .._memory.layout import PAGE, check_dense, page_up
 from .._memory.operators import UnseenChanges
+from .._memory.pending import settle_pending
 from .._memory.stored_parameter import stored_parameter_of
 from .._memory.weight_memory import WeightMemory
 from .hooks import Calls, ModuleHooks, OnDrive, refuse_other_optimizers
@@ -41,12 +42,14 @@ class Whereabouts(NamedTuple):
     def settle(self) -> None:
         """Waits until the drive has all weights as they are now."""
         self.calls.end_interrupted()
+        settle_pending(self.residency.parameters())
         self.residency.write_changed(self.residency.units)
         self.residency.settle()
 
     def forget_values(self) -> None:
         """Lets go of all weights in memory, because the drive is about to get others."""
         self.calls.end_interrupted()
+        settle_pending(self.residency.parameters())
         self.residency.forget_values()
 
 
@@ -160,6 +163,7 @@ class OffloadedParameters(OnDrive):
         self._calls.end_interrupted()
         failure = None
         try:
+            settle_pending(self._residency.parameters())
             self._residency.settle()
         except (OSError, RuntimeError) as error:
             failure = None if restore else error  # memory still has the values

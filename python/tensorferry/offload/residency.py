@@ -407,6 +407,10 @@ class Residency:
                 unit.forgo_writes()
                 self._evict(unit)
 
+    def parameters(self) -> Iterator[torch.Tensor | None]:
+        """Yields all parameters."""
+        return (stored.param for unit in self.units for stored in unit.parameters)
+
     def stats(self) -> dict[str, int]:
         return {
             "weight_bytes": sum(unit.nbytes for unit in self.units if not unit.is_part),

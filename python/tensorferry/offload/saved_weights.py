@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from .._memory.graphs import outside_graphs
 from .._memory.stored_parameter import StoredParameter
-from .graphs import outside_graphs
 from .residency import Residency
 from .saved_tensors import ChainedHooks, Hooks, chain, current_hooks
 from .unit import Unit

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._tracing import span
+from .left import Left
 from .spent_gradient import SpentGradient
 from .step import active_shards, check_layout
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from .load import Work
+    from .masters import Edits
     from .step import Step
     from .store import StateStore
     from .sub_groups import Group, SubGroup
@@ -52,31 +54,37 @@ class BackwardStep:
         store: StateStore,
         order: BackwardOrder,
         groups: Iterable[SubGroup],
+        edits: Edits,
+        *,
         clips: bool,
+        waits: bool,
     ) -> None:
-        self._step = step
+        """`edits` learn which parameters have been stepped. `waits`: the end of the backward pass
+        waits for states of sub-groups whose gradients are final."""
+        self.step = step
         self._store = store
         self._order = order
+        self._edits = edits
         self._groups = order.of(groups)
         self._clips = clips
+        self._waits = waits
         self._hooks: list[RemovableHandle] = []
-        self._missing: dict[SubGroup, int] = {}  # parameters without their final gradient
-        self._of: dict[Tensor, list[SubGroup]] = {}  # sub-groups that have a part of a parameter
-        self._left: dict[Tensor, int] = {}  # how many of these are not stepped
         self._complete: list[SubGroup] = []
         self._taken: set[Tensor] = set()
         self._stepped: set[SubGroup] = set()
-        for group in self._groups:
-            params = dict.fromkeys(s.param for s in group.shards if s.param.requires_grad)
-            self._missing[group] = len(params)
-            for param in params:
-                self._of.setdefault(param, []).append(group)
-                self._left[param] = self._left.get(param, 0) + 1
+        self._noted: set[Tensor] = set()  # parameters of which `edits` know
+        params = {
+            group: dict.fromkeys(s.param for s in group.shards if s.param.requires_grad)
+            for group in self._groups
+        }
+        # Parameters without their final gradient.
+        self._missing = {group: len(own) for group, own in params.items()}
+        self._left = Left(params)
 
     @property
     def has_changed(self) -> bool:
         """Whether it has stepped a parameter."""
-        return self._step.begun
+        return self.step.begun
 
     @property
     def clips(self) -> bool:
@@ -90,9 +98,9 @@ class BackwardStep:
             check_layout(shards)
             if shards:
                 work.append((group, shards))
-        self._step.begin(param_groups, work)
-        self._step.load_ahead()
-        for param in self._of:
+        self.step.begin(param_groups, work)
+        self.step.load_ahead()
+        for param in self._left.params:
             self._hooks.append(param.register_post_accumulate_grad_hook(self._take))
 
     def end(self) -> None:
@@ -100,19 +108,24 @@ class BackwardStep:
         self._unhook()
         self._order.note(self._complete)
         while not self._clips and self._is_next_complete():
+            if not (self._waits or self.step.is_next_loaded()):
+                return
             self._compute()
 
     def abandon(self, error: BaseException) -> None:
         """Says that the backward pass has failed, or that nobody wants the step."""
         self._unhook()
-        self._step.abandon(error)
+        self.step.abandon(error)
 
-    def finish(self, scale: float | Tensor | None) -> set[Tensor]:
-        """Steps the sub-groups that are left, with the gradients that they have. Returns all
-        parameters that have changed."""
+    def finish(self, scale: float | Tensor | None) -> None:
+        """Steps the sub-groups that are left, with the gradients that they have."""
+        self.step.expect(self.left(), scale)
+        self._edits.note_rounded(self.step.finish() - self._noted)
+
+    def left(self) -> list[Work]:
+        """What is left to step, with the gradients that there are."""
         left = [group for group in self._groups if group not in self._stepped]
-        self._step.expect([(group, own) for group in left if (own := active_shards(group))], scale)
-        return self._step.finish()
+        return [(group, own) for group in left if (own := active_shards(group))]
 
     def _unhook(self) -> None:
         for hook in self._hooks:
@@ -128,18 +141,18 @@ class BackwardStep:
         try:
             self._check(param)
         except RuntimeError as error:
-            self._step.abandon(error)
+            self.step.abandon(error)
             raise
-        for group in self._of[param]:
+        for group in self._left.groups_of(param):
             self._missing[group] -= 1
             if self._missing[group] == 0:
                 self._complete.append(group)
         self._taken.add(param)
         with torch.no_grad():
-            self._step.load_ahead()
-            while not self._clips and self._is_next_complete() and self._step.is_next_loaded():
+            self.step.load_ahead()
+            while not self._clips and self._is_next_complete() and self.step.is_next_loaded():
                 self._compute()
-                self._step.load_ahead()
+                self.step.load_ahead()
 
     def _check(self, param: Tensor) -> None:
         if torch.is_grad_enabled():
@@ -156,19 +169,19 @@ class BackwardStep:
             )
 
     def _is_next_complete(self) -> bool:
-        group = self._step.next_group
+        group = self.step.next_group
         return group is not None and self._missing[group] == 0
 
     def _compute(self) -> None:
-        group = self._step.next_group
+        group = self.step.next_group
         assert group is not None
         with span("step in backward"):
-            self._step.compute_next()
+            self.step.compute_next()
         self._stepped.add(group)
-        for param in dict.fromkeys(shard.param for shard in group.shards):
-            if param in self._left:
-                self._left[param] -= 1
-                if self._left[param] == 0 and param.grad is not None:
-                    param.grad = SpentGradient(param.grad, self._store.spoil)
-                # torch's fused kernels do not: a graph that needs the old values must raise.
-                torch.autograd.graph.increment_version(param)
+        for param in self._left.note_stepped(group):
+            if param.grad is not None:
+                param.grad = SpentGradient(param.grad, self._store.spoil)
+            # torch's fused kernels do not: a graph that needs the old values must raise.
+            torch.autograd.graph.increment_version(param)
+            self._edits.note_rounded([param])
+            self._noted.add(param)

@@ -16,12 +16,15 @@ from .._memory.layout import page_up
 from .._memory.snapshot_part import SavedPart, SnapshotPart
 from .._tracing import span
 from . import checkpoints, snapshots
+from .announcing import Accelerator, announce
 from .backward import BackwardOrder, BackwardStep
 from .gradients import GradientStore
 from .kept import KeptStates, Limit
+from .late import LateStep, NeedOrder
+from .load import Work
 from .masters import Edits
 from .spent_gradient import is_spent
-from .step import Pace, Step
+from .step import Pace, Step, active_shards
 from .stepper import Stepper
 from .store import StateStore
 from .sub_groups import LEAST_BYTES, Group, Needs, SubGroups
@@ -51,7 +54,8 @@ class Offloaded(torch.optim.Optimizer):
       MemoryBudget for what that has left.
     - `max_gpu_bytes`: the same in the memory of the GPU that steps.
     - `overlap`: "backward" steps parameters while the backward pass runs, inside last_backward().
-      True and False are the setting of the SwapSpace.
+      "iteration" does that too, and step() leaves what the drive has not brought by then: it is
+      stepped behind the next forward pass. True and False are the setting of the SwapSpace.
     - `fast_init`: False reserves the space on the drive now rather than at the first step.
     - `handle_options`: settings of the SwapSpace, such as engine or queue_depth.
     """
@@ -104,8 +108,9 @@ class Offloaded(torch.optim.Optimizer):
         self._edits = Edits()
         self._traffic = Traffic()
         self.overlap: str | None = overlap
-        self._order = BackwardOrder()
+        self._order, self._need = BackwardOrder(), NeedOrder()
         self._begun: BackwardStep | None = None  # by last_backward(), and not finished
+        self._late: LateStep | None = None  # what the last step() has left
         self._store: StateStore | None = None
         self._gradients: GradientStore | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -166,6 +171,7 @@ class Offloaded(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         self._check_no_step("add_param_group()")
+        self.settle()
         known = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[known]
@@ -224,23 +230,31 @@ class Offloaded(torch.optim.Optimizer):
         gradient_scale: float | Tensor | None = None,
     ) -> Any:
         """Steps all parameters that have a gradient. Returns what `closure` returns. Multiplies the
-        gradients by `gradient_scale`, in fp32 where there are masters."""
+        gradients by `gradient_scale`, in fp32 where there are masters.
+
+        With overlap="iteration" some are stepped later: see settle()."""
         loss = None
         if closure is not None:
             if self.overlap is not None:
                 raise ValueError(
-                    'step(closure) cannot be used with overlap="backward": leave overlap out'
+                    f'step(closure) cannot be used with overlap="{self.overlap}": leave overlap out'
                 )
             with torch.enable_grad():
                 loss = closure()
         self._open()
+        self.settle()
         if self._begun is not None:
             self._finish(self._begun, gradient_scale)
             return loss
         self._check_not_spent()
         with span("optimizer step"):
             step = self._new_step(gradient_scale)
-            self._edits.note_rounded(step.run(self.param_groups))
+            if self.overlap == "iteration":
+                work = [(g, active) for g in self._sub_groups if (active := active_shards(g))]
+                step.begin(self.param_groups, work)
+                self._leave(step, work, gradient_scale)
+            else:
+                self._edits.note_rounded(step.run(self.param_groups))
         return loss
 
     def _new_step(self, scale: float | Tensor | None) -> Step:
@@ -273,19 +287,31 @@ class Offloaded(torch.optim.Optimizer):
     ) -> Iterator[None]:
         """`with optimizer.last_backward(): loss.backward()` says that this backward pass is the
         last one before step(): the gradients that it completes are final. Needs
-        overlap="backward". Learning rates and other settings are those of now.
+        `overlap`. Learning rates and other settings are those of now.
 
         With `clips` it steps nothing, but reads states ahead: gradients are there to be clipped
-        before step(). `gradient_scale` is that of step(), which must not get another one."""
+        before step(), whose settings count then. `gradient_scale` is that of step(), which must not
+        get another one."""
         if self.overlap is None:
-            raise RuntimeError('last_backward() needs overlap="backward", given to this optimizer')
+            raise RuntimeError(
+                'last_backward() needs overlap="backward" or "iteration", given to this optimizer'
+            )
         self._check_no_step("another last_backward()")
+        self.settle()
         self._check_not_spent()
         self._check_one_rank()
         with torch.no_grad():
             store = self._open()
             step = self._new_step(gradient_scale)
-            begun = BackwardStep(step, store, self._order, self._sub_groups, clips)
+            begun = BackwardStep(
+                step,
+                store,
+                self._order,
+                self._sub_groups,
+                self._edits,
+                clips=clips,
+                waits=self.overlap == "backward",
+            )
             begun.begin(self.param_groups)
         self._begun = begun
         try:
@@ -306,7 +332,34 @@ class Offloaded(torch.optim.Optimizer):
             )
         self._begun = None
         with span("optimizer step"):
-            self._edits.note_rounded(begun.finish(scale))
+            if begun.clips:
+                begun.step.take_settings(self.param_groups)
+            if self.overlap == "iteration":
+                self._leave(begun.step, begun.left(), scale)
+            else:
+                begun.finish(scale)
+
+    def follow(self, accelerator: Accelerator, *, clips: bool = False) -> None:
+        """Announces by last_backward() what `accelerator.backward(loss)` knows to be the last
+        backward pass of a step: an Accelerator of accelerate, or the one that a Trainer of
+        transformers has. `clips` as in last_backward(), for a Trainer with max_grad_norm."""
+        announce(accelerator, self, clips)
+
+    # --- the step behind the next forward pass ---
+
+    def _leave(self, step: Step, work: list[Work], scale: float | Tensor | None) -> None:
+        """Lets the rest of a step go on when step() has returned."""
+        late = LateStep(step, self._open(), work, self._need, self._edits)
+        late.begin(scale)
+        self._late = None if late.ended else late
+
+    def settle(self) -> None:
+        """Steps now what overlap="iteration" has left of the last step(). Modules that are called
+        and whoever reads a parameter do it for that parameter; call settle() before others do it:
+        code in C++ outside of modules, and tensors that share the memory of a parameter."""
+        late, self._late = getattr(self, "_late", None), None
+        if late is not None:
+            late.settle_all()
 
     def _check_no_step(self, what: str) -> None:
         if getattr(self, "_begun", None) is not None:  # torch's constructor adds groups
@@ -322,8 +375,8 @@ class Offloaded(torch.optim.Optimizer):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and torch.distributed.get_world_size() > 1:
             raise RuntimeError(
-                'overlap="backward" steps a parameter before DistributedDataParallel has averaged '
-                "its gradient: leave overlap out with several ranks"
+                f'overlap="{self.overlap}" steps a parameter before DistributedDataParallel has '
+                "averaged its gradient: leave overlap out with several ranks"
             )
 
     def _give_up_step(self, why: str) -> None:
@@ -360,6 +413,7 @@ class Offloaded(torch.optim.Optimizer):
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         self._check_no_step("state_dict()")
+        self.settle()
         store = self._open()
         store.settle()
         result = checkpoints.pack(self.param_groups, self._sub_groups, store)
@@ -383,8 +437,7 @@ class Offloaded(torch.optim.Optimizer):
         saved = state_dict["param_groups"]
         self._check_moments([{**own, "params": []} for own in saved])
         self._give_up_step("load_state_dict() was called before step()")
-        with contextlib.suppress(OSError):  # what is loaded replaces what failed
-            store.settle()
+        self._settle_to_replace(store)
         self._cut_for(saved, store)
         store.spoiled = "a checkpoint could not be loaded to the end"
         for group, other in zip(self.param_groups, saved):
@@ -396,8 +449,16 @@ class Offloaded(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
+    def _settle_to_replace(self, store: StateStore) -> None:
+        """Waits for what the last step has left. What comes replaces what fails."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self.settle()
+        with contextlib.suppress(OSError):
+            store.settle()
+
     def snapshot_part(self) -> SnapshotPart:
         """What tensorferry.snapshot keeps of this optimizer."""
+        self.settle()
         store = self._open()
         store.settle()
         shards = self._sub_groups.shards
@@ -411,8 +472,7 @@ class Offloaded(torch.optim.Optimizer):
         store = self._store
         if store is None or store.closed:
             raise RuntimeError("this optimizer is closed")
-        with contextlib.suppress(OSError):  # what is resumed replaces what failed
-            store.settle()
+        self._settle_to_replace(store)
         settings = snapshots.settings_of(saved)
         self._check_moments([{**own, "params": []} for own in settings])
         self._cut_for(settings, store)
@@ -449,9 +509,12 @@ class Offloaded(torch.optim.Optimizer):
         if self._store is None or self._store.closed:
             return
         self._give_up_step("close() was called before step()")
-        if self._gradients is not None:
-            self._gradients.close()
-        self._store.close()
+        try:
+            self.settle()
+        finally:
+            if self._gradients is not None:
+                self._gradients.close()
+            self._store.close()
 
     def __repr__(self) -> str:
         space = None if self._store is None else self._store.space
@@ -460,10 +523,10 @@ class Offloaded(torch.optim.Optimizer):
 
 
 def _check_overlap(overlap: str | None, offload_gradients: bool) -> None:
-    if overlap not in (None, "backward"):
-        raise ValueError(f'overlap is {overlap!r}: give "backward", or leave it out')
+    if overlap not in (None, "backward", "iteration"):
+        raise ValueError(f'overlap is {overlap!r}: give "backward" or "iteration", or leave it out')
     if overlap is not None and offload_gradients:
         raise ValueError(
-            'offload_gradients=True cannot be used with overlap="backward", which frees gradients '
-            "as soon as they are final: choose one"
+            f'offload_gradients=True cannot be used with overlap="{overlap}", which frees '
+            "gradients as soon as they are final: choose one"
         )

@@ -1,4 +1,4 @@
-"""What stands in p.grad when the backward pass has stepped the parameter already."""
+"""What stands in p.grad when a step has taken the gradient."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ class SpentGradient(torch.Tensor):
             first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
             first.refuse_scaler()
         raise RuntimeError(
-            'this gradient is gone: with overlap="backward", last_backward() has stepped its '
-            "parameter. To clip gradients, use last_backward(clips=True); before the next backward "
-            "pass call zero_grad(). If one backward pass computes two gradients of a parameter, as "
-            "reentrant checkpointing does for shared weights, use use_reentrant=False"
+            "this gradient is gone: with overlap, last_backward() or step() has taken it to step "
+            "its parameter. To clip gradients, use last_backward(clips=True); before the next "
+            "backward pass call zero_grad(). If one backward pass computes two gradients of a "
+            "parameter, as reentrant checkpointing does for shared weights, use "
+            "use_reentrant=False"
         )
 
     def refuse_scaler(self) -> NoReturn:
         why = (
-            'GradScaler cannot be used with overlap="backward": last_backward() has stepped the '
-            "parameters with scaled gradients"
+            "GradScaler cannot be used with last_backward(), which has stepped parameters with "
+            "scaled gradients"
         )
         self._spoil(why)
         raise RuntimeError(
-            why + ". Load a checkpoint, and leave overlap out, or use last_backward(clips=True), "
-            "which steps after the scaler"
+            why + ". Load a checkpoint, and use last_backward(clips=True), which steps after the "
+            "scaler, or leave overlap out"
         )
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +27,10 @@ from .cut_masters import LOW, Cutting, begin_cut, join
 from .kept import GpuWork
 from .load import Load, Record, Stepping, Until, Work
 from .masters import follow
-from .quantized_moments import NAMES, PACKED, pack_moments, packed_bytes, unpack_moments
+from .quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
+from .records import collected, first_states, large_states
 from .stored_gradient import entry_of
-from .sub_groups import UNMAPPED, Group, Shard, StateField, SubGroup, SubGroups, record_bytes
+from .sub_groups import UNMAPPED, Group, Shard, SubGroup, SubGroups, record_bytes
 
 if TYPE_CHECKING:
     from .gradients import GradientStore
@@ -97,6 +98,8 @@ class Step:
         self._scratch: dict[torch.device, Scratch] = {}
         self._changed: dict[Shard, int | Tensor] = {}  # blocks of weights, since the last step
         self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
+        self._settings: dict[int, Group] = {}  # of each group, for all sub-groups the same
+        self._held: dict[Tensor, Tensor] = {}  # gradients of parameters that have none any more
         self._work: collections.deque[Work] = collections.deque()  # that is left, in its order
         self._loads: collections.deque[Load] = collections.deque()  # of the first of it
         self._takes_memory = False
@@ -115,12 +118,17 @@ class Step:
 
     def begin(self, param_groups: list[Group], work: list[Work]) -> None:
         """Gets ready to step these sub-groups, in this order."""
-        self._changes = [(group, {}) for group in param_groups]
+        self.take_settings(param_groups)
         self._takes_memory = self._needs_memory(param_groups)
         self._work.extend(work)
         self._total = len(work)
         with self._failing():
             self._take_scratch(work)
+
+    def take_settings(self, param_groups: list[Group]) -> None:
+        """Steps with the learning rates and other settings of now, whatever becomes of them."""
+        self._changes = [(group, {}) for group in param_groups]
+        self._settings = {id(group): _copied(group) for group in param_groups}
 
     @property
     def next_group(self) -> SubGroup | None:
@@ -173,15 +181,44 @@ class Step:
         """Steps the sub-groups that are left. Returns the parameters that the step has changed."""
         while self._work:
             self._compute_some(together=True)
+        self.end(waits_for_writes=self._pace.waits_for_writes)
+        return self._params
+
+    def end(self, *, waits_for_writes: bool) -> None:
+        """Says that nothing is left to step."""
         with self._failing():
             for group, changes in self._changes:
                 group.update(changes)
             for scratch in self._scratch.values():
                 self._store.note_computing(scratch.memory)
-            if self._pace.waits_for_writes:
+            if waits_for_writes:
                 self._store.settle()
         self._scratch.clear()
-        return self._params
+        self._ended = True
+
+    # --- what is left for later ---
+
+    @property
+    def loading(self) -> list[SubGroup]:
+        """The sub-groups that come next, because they are in memory or on their way."""
+        return [load.group for load in self._loads]
+
+    def prefer(self, groups: Collection[SubGroup]) -> None:
+        """Steps these before all others whose states are not on their way yet."""
+        first: list[Work] = []
+        others: list[Work] = []
+        for number, work in enumerate(self._work):
+            preferred = number < len(self._loads) or work[0] in groups
+            (first if preferred else others).append(work)
+        self._work = collections.deque([*first, *others])
+
+    def hold_gradient(self, param: Tensor) -> None:
+        """Keeps the gradient that a parameter has now, for the step."""
+        with self._failing():
+            self._held[param] = _dense(param.grad)
+
+    def let_gradient_go(self, param: Tensor) -> None:
+        self._held.pop(param, None)
 
     def abandon(self, error: BaseException) -> None:
         """Ends the step in the middle. `error` says why, and learns what that means."""
@@ -201,6 +238,7 @@ class Step:
         if any(group.device.type == "cuda" for group in self._sub_groups):
             torch.cuda.synchronize()  # it may still compute in the buffer of the one that failed
         self._scratch.clear()
+        self._held.clear()
         try:
             self._store.settle()
         except OSError:  # the store remembers it
@@ -332,7 +370,7 @@ class Step:
         if (scratch := self._scratch.get(load.group.device)) is not None:
             scratch.begin()
         is_first = not load.group.fields and self._stepper.is_adam
-        fields = _first_states(load) if is_first else load.group.fields
+        fields = first_states(load) if is_first else load.group.fields
         record = Record(load.record, fields, [field.of(load.record) for field in fields])
         one = Stepping(load, record, {shard: {} for shard in load.group.shards})
         for field, state in zip(fields, record.states):
@@ -349,7 +387,8 @@ class Step:
             if is_first:
                 device = tensor.device if shard.group.get("fused") else None
                 lent[tensor]["step"] = torch.tensor(0.0, dtype=torch.float32, device=device)
-            group = groups.setdefault(id(shard.group), {**shard.group, "params": []})
+            settings = self._settings[id(shard.group)]
+            group = groups.setdefault(id(shard.group), {**settings, "params": []})
             group["params"].append(tensor)
         return one
 
@@ -358,7 +397,7 @@ class Step:
         load, states = one.load, one.states
         for shard, tensor in one.tensors.items():
             tensor.grad = None
-            states[shard] = _large_states(shard, tensor, stepped[tensor])
+            states[shard] = large_states(shard, tensor, stepped[tensor])
             if shard.master:
                 load.values(shard).copy_(tensor)
             if shard.packs_moments:
@@ -444,7 +483,8 @@ class Step:
         if stored is not None:
             gradient = shard.shaped(stored.result(shard, load.gradients[shard]))
         else:
-            gradient = shard.cut_like(_dense_gradient(shard.param))
+            held = self._held.get(shard.param)
+            gradient = shard.cut_like(_dense(shard.param.grad) if held is None else held)
         if gradient.dtype != shard.dtype:
             if stored is not None:
                 gradient = gradient.clone()  # it lies where the result goes
@@ -461,8 +501,9 @@ class Step:
         """Optimizers may count in their groups. All sub-groups begin with the group as it was
         before the step, so all must come to the same."""
         for group, changes in self._changes:
+            before = self._settings[id(group)]
             for name, value in groups.get(id(group), {}).items():
-                if name == "params" or (name in group and value is group[name]):
+                if name == "params" or (name in before and value is before[name]):
                     continue
                 if name in changes and not _is_same(changes[name], value):
                     raise RuntimeError(
@@ -479,7 +520,7 @@ class Step:
         load, record = one.load, one.record
         if not record.has(one.states):
             fields = load.group.lay_out(one.states)
-            memory = _collected(record.memory, fields, record_bytes(fields), one.states)
+            memory = collected(record.memory, fields, record_bytes(fields), one.states)
             record = Record(memory, fields, [])
         if record_bytes(record.fields) == 0:
             self._store.drop(load.group)
@@ -522,8 +563,11 @@ def _nothing() -> None:
     """Nothing to wait for."""
 
 
-def _dense_gradient(param: Tensor) -> Tensor:
-    gradient = param.grad
+def _copied(group: Group) -> Group:
+    return {n: v.clone() if isinstance(v, Tensor) else v for n, v in group.items()}
+
+
+def _dense(gradient: Tensor | None) -> Tensor:
     assert gradient is not None  # only active shards are stepped
     if gradient.layout != torch.strided:
         raise RuntimeError("gradients must be dense to be stepped with states on NVMe")
@@ -531,66 +575,11 @@ def _dense_gradient(param: Tensor) -> Tensor:
     return gradient if entry_of(gradient) is None else gradient.clone()
 
 
-def _first_states(load: Load) -> list[StateField]:
-    """Makes Adam's states before its first step, as torch does, but in the buffer: memory from
-    elsewhere, taken and given back for each sub-group, adds up in the heap."""
-    made = {}
-    for shard in load.active:
-        names = [*NAMES, *(["max_exp_avg_sq"] if shard.group["amsgrad"] else [])]
-        like = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
-        made[shard] = dict.fromkeys(names, like)
-        if shard.packs_moments:
-            made[shard] = {PACKED: like.new_empty(packed_bytes(shard.numel), dtype=torch.uint8)}
-        if shard.cuts_master:
-            made[shard] = {LOW: like.to(torch.int16), **made[shard]}
-        elif shard.master:
-            made[shard] = {"master": like, **made[shard]}
-    fields = load.group.lay_out(made)
-    for field in fields:
-        state = field.of(load.record).zero_()
-        if field.name == "master":
-            state.copy_(load.values(field.shard))
-    return fields
-
-
-def _large_states(shard: Shard, tensor: Tensor, state: dict[str, Any]) -> dict[str, Tensor]:
-    """Keeps the small states in memory and returns those that go to the drive."""
-    large = {"master": tensor} if shard.master else {}
-    shard.small = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.dim() > 0:
-            large[name] = value
-        else:
-            shard.small[name] = value
-    return large
-
-
 def _on_host(counts: list[int | Tensor]) -> list[int]:
     """Numbers of which some are on a GPU, with one wait for all."""
     there = [count for count in counts if isinstance(count, Tensor)]
     known = iter(torch.stack(there).tolist() if there else ())
     return [next(known) if isinstance(count, Tensor) else count for count in counts]
-
-
-def _collected(
-    memory: Tensor, fields: list[StateField], size: int, states: dict[Shard, dict[str, Tensor]]
-) -> Tensor:
-    """Memory with all states in their fields: the buffer itself if it is large enough."""
-    begin = memory.data_ptr()
-    end = begin + memory.numel()
-    if size > memory.numel():
-        memory = torch.empty(size, dtype=torch.uint8, device=memory.device)
-    for field in fields:  # a state that moves within the buffer may overwrite others
-        source = states[field.shard][field.name]
-        moves = source.data_ptr() != memory.data_ptr() + field.offset
-        if moves and begin <= source.data_ptr() < end:
-            states[field.shard][field.name] = source.clone()
-    for field in fields:
-        target = field.of(memory)
-        source = states[field.shard][field.name]
-        if source.data_ptr() != target.data_ptr():
-            target.copy_(source)
-    return memory
 
 
 def _is_same(one: object, other: object) -> bool:

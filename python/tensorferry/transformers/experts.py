@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from .._memory.graphs import outside_graphs
 from .._memory.stored_parameter import stored_parameter_of
 from ..offload.experts import ExpertWeights
-from ..offload.graphs import outside_graphs
 
 NAME = "tensorferry"  # of the implementation, for experts_implementation=
 
