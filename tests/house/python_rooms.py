@@ -14,6 +14,7 @@ LAYERS = [
     {"aio"},
     {"deepspeed", "sweep"},
     {"_memory"},
+    {"_saving"},
     {"safetensors"},
     {"checkpoint"},
     {"dcp"},

@@ -78,13 +78,19 @@ def load(mesh, folder, kind, step):
 def asynchronous(mesh, folder):
     """Saves twice with async_save, and changes tensors meanwhile."""
     writer = tensorferry.dcp.Writer(folder)
-    for step in (1, 2):
+    kept = tensorferry.dcp.Stager()
+    small = tensorferry.dcp.Stager(stage_bytes=4096)  # most goes to ordinary memory
+    for step, stager in enumerate([None, kept, small, kept], 1):
         state = state_of(step, mesh)
-        saving = dcp.async_save(state, storage_writer=writer)
+        saving = dcp.async_save(state, storage_writer=writer, async_stager=stager)
         for tensor in state["model"].values():
             (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
         saving.result()
         load(mesh, folder, "torch", step)
+        if stager is not None:
+            stats = stager.stats()
+            assert (stats["buffer_bytes"] <= 4096) == (stager is small), stats
+            assert stats["buffer_bytes_used"] == 0, stats
 
 
 def alone(mesh, folder):

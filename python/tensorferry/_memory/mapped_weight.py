@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,6 +12,14 @@ from torch._ops import OpOverload
 
 from .. import _core
 from .operators import is_view, mapped, written
+
+# By the address of their memory. What takes only its storage of a tensor asks here.
+_by_address: weakref.WeakValueDictionary[int, MappedWeight] = weakref.WeakValueDictionary()
+
+
+def is_mapped_weight(storage: torch.UntypedStorage) -> bool:
+    """Whether it belongs to a mapped weight: nothing changes it."""
+    return storage.device.type == "cpu" and storage.data_ptr() in _by_address
 
 
 class MappedWeight(torch.Tensor):
@@ -25,6 +34,7 @@ class MappedWeight(torch.Tensor):
 
     def __init__(self, values: torch.Tensor) -> None:
         self.plain = values
+        _by_address[values.untyped_storage().data_ptr()] = self
 
     @classmethod
     def __torch_dispatch__(

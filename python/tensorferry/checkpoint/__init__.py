@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._progress import Progress
+    from .._saving.line import WhenBusy
+    from .._saving.saving import Saving as Saving
     from .torch_reader import MapLocation
 
-__all__ = ["load", "save"]
+__all__ = ["Saving", "free_stage", "load", "save"]
 
 _log = logging.getLogger("tensorferry")
 
@@ -40,7 +42,10 @@ def save(
     progress: Progress = None,
     pickle_module: ModuleType = pickle,
     pickle_protocol: int = 2,  # torch.serialization.DEFAULT_PROTOCOL
-) -> None:
+    wait: bool = True,
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> Saving | None:
     """Writes what torch.save(obj, path) writes, byte for byte, and replaces the file as a whole.
 
     A path that ends in ".safetensors", or format="safetensors", writes that format instead, with
@@ -55,20 +60,44 @@ def save(
     a function gets (bytes done, bytes in all), and ends the save if it raises.
 
     A file-like object goes to torch.save.
+
+    `wait=False` returns a Saving, and writes the same file in the background, behind all other work
+    of the drive. You may change tensors as soon as the call returns: it has copied them to at most
+    `stage_bytes` of page-locked memory (1 GiB, unless you say otherwise). If they need more, it
+    waits until the drive has written the rest, and the log says so. Weights on NVMe are not copied.
+    A save that comes while another one runs waits for its turn; with when_busy="refuse" it raises
+    an OSError (EBUSY). What a save fails with is raised by its wait(), else by the next save with
+    wait=False, else at the end of Python, which waits for saves as long as they move.
     """
     import torch
 
-    from .safetensors_file import save_safetensors_file
-    from .torch_writer import save_torch_file
+    from .safetensors_file import save_safetensors_file, save_safetensors_file_in_background
+    from .torch_writer import save_torch_file, save_torch_file_in_background
 
     if not isinstance(path, (str, os.PathLike)):
+        if not wait:
+            raise TypeError(f"wait=False needs a path, not a {type(path).__name__}")
         _log.info("save to a %s with torch.save: it is no path", type(path).__name__)
         torch.save(obj, path, pickle_module, pickle_protocol)
-        return
-    if _is_safetensors(os.fspath(path), format):
-        save_safetensors_file(obj, os.fspath(path), progress)
-        return
-    save_torch_file(obj, os.fspath(path), pickle_module, pickle_protocol, progress)
+        return None
+    name = os.fspath(path)
+    background = progress, stage_bytes, when_busy
+    if _is_safetensors(name, format):
+        if not wait:
+            return save_safetensors_file_in_background(obj, name, *background)
+        save_safetensors_file(obj, name, progress)
+        return None
+    if not wait:
+        return save_torch_file_in_background(obj, name, pickle_module, pickle_protocol, *background)
+    save_torch_file(obj, name, pickle_module, pickle_protocol, progress)
+    return None
+
+
+def free_stage() -> None:
+    """Frees the memory that saves with wait=False keep for the next one."""
+    from .._saving.line import free_stage as free
+
+    free()
 
 
 def load(
@@ -117,6 +146,16 @@ def load(
     except NotOurs as reason:
         _log.info("load %s with torch.load: %s", path, reason)
     return torch.load(path, map_location=map_location, mmap=mmap, **options)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):  # it imports torch
+        if name == "Saving":
+            from .._saving.saving import Saving
+
+            return Saving
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _is_safetensors(path: str, wanted: Format | None) -> bool:

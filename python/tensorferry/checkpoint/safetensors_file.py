@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._core import SafetensorsFile, save_safetensors
 from .._progress import Progress, report_of
+from .._saving.line import begin_save, save_in_background
 from .._shared_handle import shared_handle
+from ..safetensors.contents import SafetensorsContents
 from ..safetensors.errors import SafetensorError
 from ..safetensors.serialization import CODES, TensorSpec
 from ..safetensors.shared_tensors import find_shared_tensors
 from ..safetensors.torch import load_file
+
+if TYPE_CHECKING:
+    from .._saving.line import WhenBusy
+    from .._saving.saving import Saving
 
 # Direct I/O reads tensors in place if they begin on a page of the file.
 _ALIGNMENT = 4096
@@ -31,6 +37,16 @@ def save_safetensors_file(obj: object, path: str, progress: Progress) -> None:
         alignment=_ALIGNMENT,
         progress=report_of(progress, "save"),
     )
+
+
+def save_safetensors_file_in_background(
+    obj: object, path: str, progress: Progress, stage_bytes: int | None, when_busy: WhenBusy
+) -> Saving:
+    """The same, but returns when the tensors may be changed."""
+    begin_save(stage_bytes, when_busy)
+    rows = [_row(name, tensor) for name, tensor in _checked(obj).items()]
+    contents = SafetensorsContents(path, rows, _METADATA, checksums=True, alignment=_ALIGNMENT)
+    return save_in_background(contents, progress, stage_bytes, when_busy)
 
 
 def load_safetensors_file(

@@ -95,6 +95,11 @@ class Skeleton:
         struct.pack_into("<I", self._tail(), at + len(text) + 4, crc)
         self._set_entry_crc(record, crc)
 
+    def forget_storages(self) -> None:
+        """Somebody else has their bytes: lets go of their memory."""
+        nothing = torch.UntypedStorage(0)
+        self.storages = [(offset, nothing) for offset, _ in self.storages]
+
     def _add_gap(self, begin: int, data: bytes, end: int) -> None:
         if len(data) != end - begin:
             raise _unknown_layout()

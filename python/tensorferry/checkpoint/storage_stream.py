@@ -9,10 +9,10 @@ import torch
 
 from .._core import File, PinnedBuffer, crc32
 from .._progress import ProgressReport
+from .._saving.windows import Part, Piece, UnderWay, as_bytes, cut
 from .._shared_handle import shared_handle
 from ..safetensors.arena import Arena
 from .torch_layout import Place, check_header, wrong_checksum
-from .windows import Part, Piece, UnderWay, as_bytes, cut
 
 # Few, because an operation has a beginning and an end; small, because nothing is read while the
 # last one is checked.

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .._core import File, NewFile, PinnedBuffer, crc32
+from .._memory.mapped_weight import is_mapped_weight
 from .._progress import Progress, ProgressReport
+from .._saving.line import begin_save, save_in_background
 from .._shared_handle import shared_handle
 from .skeleton import Skeleton, make_skeleton
-from .windows import Part, Piece, UnderWay, as_bytes, cut
+
+if TYPE_CHECKING:
+    from .._saving.line import WhenBusy
+    from .._saving.saving import Saving
+from .._saving.windows import Part, Piece, UnderWay, as_bytes, cut
 
 # Small, so that a window can stay in the cache from the checksum to the write.
 WINDOW_BYTES = 16 << 20
@@ -34,6 +40,51 @@ def save_torch_file(
         for done in write_skeleton(new.file, skeleton):
             report.update(done)
         new.commit()
+
+
+def save_torch_file_in_background(
+    obj: object,
+    path: str,
+    pickle_module: ModuleType,
+    pickle_protocol: int,
+    progress: Progress,
+    stage_bytes: int | None,
+    when_busy: WhenBusy,
+) -> Saving:
+    """The same, but returns when the object may be changed."""
+    begin_save(stage_bytes, when_busy)
+    skeleton = make_skeleton(obj, path, pickle_module, pickle_protocol)
+    return save_in_background(_TorchFile(path, skeleton), progress, stage_bytes, when_busy)
+
+
+class _TorchFile:
+    """What a save in the background writes."""
+
+    def __init__(self, path: str, skeleton: Skeleton) -> None:
+        self.path = path
+        self.nbytes = skeleton.bytes
+        self._skeleton = skeleton
+        self._checksums = _Checksums(skeleton)
+        self._mapped = {
+            number
+            for number, (_, storage) in enumerate(skeleton.storages)
+            if is_mapped_weight(storage)
+        }
+
+    def parts(self) -> Iterator[Part]:
+        return _parts(self._skeleton, as_bytes)
+
+    def stays(self, storage: int) -> bool:
+        return storage in self._mapped
+
+    def passed(self, memory: torch.Tensor, storage: int, last: bool) -> None:
+        self._checksums.add([Piece(0, memory, storage, last)])
+
+    def staged(self) -> None:
+        self._skeleton.forget_storages()
+
+    def end(self, file: File) -> None:
+        """The last bytes of the skeleton have come last."""
 
 
 class _Window(NamedTuple):

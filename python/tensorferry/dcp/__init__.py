@@ -14,7 +14,8 @@ torch's FileSystemReader reads what Writer writes, and Reader what torch's FileS
 """
 
 from .reader import Reader
+from .stager import Stager
 from .verification import verify
 from .writer import Writer
 
-__all__ = ["Reader", "Writer", "verify"]
+__all__ = ["Reader", "Stager", "Writer", "verify"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from .._core import SafetensorsFile
+from .._saving.windows import UnderWay, as_bytes
 from .._shared_handle import shared_handle
-from ..checkpoint.windows import UnderWay, as_bytes
 from .stored_tensor import StoredTensor
 from .tensor_reads import in_place
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._core import File, PieceChecksums
+from .._saving.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .._shared_handle import shared_handle
-from ..checkpoint.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .folder import sync
 from .piece_checksums import PIECE_BYTES
 from .tensor_frame import TensorFrame

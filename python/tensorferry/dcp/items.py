@@ -10,9 +10,9 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from .._core import File, crc32
+from .._saving.windows import UnderWay
 from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import damaged, wrong_checksum
-from ..checkpoint.windows import UnderWay
 from ..checkpoint.zip_archive import (
     LOCAL_HEADER_BYTES,
     BadArchive,

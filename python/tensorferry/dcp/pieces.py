@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._core import File
-from ..checkpoint.windows import WINDOW_BYTES
+from .._saving.windows import WINDOW_BYTES
 
 _PIECES_MAX = 4096  # in a window
 _PAGE_BYTES = 4096

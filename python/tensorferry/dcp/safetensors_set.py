@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
+from .._saving.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .._shared_handle import shared_handle
-from ..checkpoint.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .boxes import Box
 from .data_file import bytes_of
 from .folder import remove, sync, sync_folder

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .._core import File, checksums_of_pieces
+from .._saving.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .._shared_handle import shared_handle
-from ..checkpoint.windows import WINDOW_BYTES, WINDOWS, UnderWay
 
 _PIECE_BYTES = 64 << 10
 _SUM_BYTES = 8

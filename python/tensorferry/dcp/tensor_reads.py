@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from .._core import File, PieceChecksums, crc32
+from .._saving.windows import WINDOWS, UnderWay, as_bytes
 from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import wrong_checksum
-from ..checkpoint.windows import WINDOWS, UnderWay, as_bytes
 from .boxes import Box
 from .piece_checksums import PIECE_BYTES
 from .pieces import Piece, windows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from .._core import PriorityScope
 from .._progress import Progress, ProgressReport
 from .checkpoint_folder import CheckpointFolder
 from .data_file import FRAME_BYTES, write_items
@@ -40,6 +42,8 @@ from .safetensors_set import (
 )
 from .tensor_frame import TensorFrame
 
+Priority = Literal["urgent", "normal", "background"]
+
 
 class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy knows nothing of torch
     """Writes checkpoints that torch's FileSystemReader reads, at the speed of the drive.
@@ -55,6 +59,9 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
     `layout="huggingface"` writes whole tensors to safetensors files with an index, as Hugging
     Face's programs read them: every rank writes its shards to their places. Such a checkpoint has
     tensors alone. `fqn_to_index_mapping` says which file a tensor goes to, from 1 on.
+
+    `priority` is that of its writes: "background" for async_save(), which saves on a thread of its
+    own, and "normal" otherwise, unless you name one.
 
     The other options are those of torch's FileSystemWriter and have no effect: every file is
     synced, and one thread keeps the drive busy.
@@ -78,8 +85,11 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
         progress: Progress = None,
         layout: Literal["torch", "huggingface"] = "torch",
         fqn_to_index_mapping: Mapping[str, int] | None = None,
+        priority: Priority | None = None,
     ) -> None:
         super().__init__(path)
+        if priority is not None:
+            PriorityScope(priority)  # raises if there is no such priority
         if layout not in ("torch", "huggingface"):
             raise ValueError(f"layout is {layout!r}; it must be 'torch' or 'huggingface'")
         self._safetensors = layout == "huggingface"
@@ -88,6 +98,7 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
         self._single_file_per_rank = single_file_per_rank
         self._overwrite = overwrite
         self._progress = progress
+        self._priority = priority
         self._save_id = str(uuid.uuid4())
         self._rank: int | None = None  # of a rank that saves by itself
         self._is_coordinator = True
@@ -147,11 +158,12 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
             report.update(done)
 
         future: Future[list[WriteResult]] = Future()
-        if self._safetensors:
-            files, resolve = plan.storage_data, planner.resolve_data
-            future.set_result(write_tensors(self._path, files, plan.items, resolve, passed))
-        else:
-            future.set_result(self._write_items(plan, planner, passed))
+        with PriorityScope(self._priority or _usual_priority()):
+            if self._safetensors:
+                files, resolve = plan.storage_data, planner.resolve_data
+                future.set_result(write_tensors(self._path, files, plan.items, resolve, passed))
+            else:
+                future.set_result(self._write_items(plan, planner, passed))
         report.update(total)
         return future
 
@@ -230,6 +242,11 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
             if os.stat(os.path.join(self._path, name)).st_size < end:
                 raise OSError(f"{os.path.join(self._path, name)} is shorter than it was written")
         return set(ends)
+
+
+def _usual_priority() -> Priority:
+    """Nobody waits for a thread that async_save() has started."""
+    return "normal" if threading.current_thread() is threading.main_thread() else "background"
 
 
 def _as_planned(frame: TensorFrame, item: WriteItem) -> bool:

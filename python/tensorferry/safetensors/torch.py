@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import check_path, check_type
+from .._saving.line import begin_save, save_in_background
+from .contents import SafetensorsContents
+from .errors import check_path, check_type, saving_error
 from .frameworks import TorchTensors
 from .opened import safe_open
 from .serialization import (
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._progress import Progress
+    from .._saving.line import WhenBusy
+    from .._saving.saving import Saving
 
 __all__ = [
     "load",
@@ -50,14 +54,22 @@ def save_file(
     *,
     checksums: bool = False,
     progress: Progress = None,
-) -> None:
+    wait: bool = True,
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> Saving | None:
     """Saves tensors, which may be on GPUs, to a file that replaces `filename`.
 
     The file is what safetensors writes, byte for byte. When this returns, the file is on the drive.
     When it raises, also at Ctrl-C, the old file is as it was and nothing else is left.
     `checksums=True` adds XXH3 checksums, in an entry of the metadata; `progress` is True for a bar,
     or a function of (done bytes, total bytes).
+
+    `wait=False` returns a Saving, with the same file, as soon as the tensors may be changed:
+    `stage_bytes` and `when_busy` are those of tensorferry.checkpoint.save().
     """
+    if not wait:
+        begin_save(stage_bytes, when_busy)
     _check(tensors)
     path = check_path(filename)
     check_metadata(metadata)
@@ -65,7 +77,14 @@ def save_file(
     for name, tensor in tensors.items():
         spec, memory = _described(name, tensor)
         rows.append((name, spec.dtype, spec.shape, memory))
-    write_file(rows, path, metadata, checksums=checksums, progress=progress)
+    if wait:
+        write_file(rows, path, metadata, checksums=checksums, progress=progress)
+        return None
+    try:
+        contents = SafetensorsContents(path, rows, metadata, checksums=checksums, alignment=8)
+        return save_in_background(contents, progress, stage_bytes, when_busy)
+    except OSError as error:
+        raise saving_error(error) from error
 
 
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:

@@ -78,12 +78,20 @@ class UnderWay(Generic[Payload]):
         self._operations[0][0].wait()
         return self._operations.popleft()[1]
 
+    def operations(self) -> list[Operation]:
+        """Those that have not been waited for. Any thread may call this."""
+        return [operation for operation, _ in list(self._operations)]
+
+    def cancel(self) -> None:
+        """Cancels all. Any thread may call this."""
+        for operation in self.operations():
+            operation.cancel()
+
     def __enter__(self) -> UnderWay[Payload]:
         return self
 
     def __exit__(self, *args: object) -> None:
-        for operation, _ in self._operations:
-            operation.cancel()
+        self.cancel()
         while self._operations:
             try:
                 self._operations[0][0].wait()
