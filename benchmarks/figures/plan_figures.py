@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from queue import Empty
 from statistics import median
 from typing import Any
 
@@ -170,12 +171,26 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def warm_up(set_up: SetUp) -> None:
+    """Loads what torch and transformers load at their first use: no part of the model."""
+    import torch
+    import transformers
+
+    small = transformers.LlamaConfig(
+        hidden_size=96, intermediate_size=96, num_hidden_layers=1, use_cache=False, **LAYER
+    )
+    with torch.device(set_up.device):
+        model = transformers.LlamaForCausalLM(small)
+        model(input_ids=torch.ones(1, 8, dtype=torch.long)).logits.mean().backward()
+
+
 def train(set_up: SetUp, folder: Path, rank: int, port: int, answers: Any) -> None:
     """Trains, and puts what it took: {"pass", "step"} in seconds, {"memory"} in bytes."""
     import torch
 
     if set_up.ranks > 1:
         join_ranks(rank, set_up.ranks, port)
+    warm_up(set_up)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins here
     before = resident_bytes("VmRSS")
     model, optimizer, weights = made(set_up, folder)
@@ -233,7 +248,13 @@ def in_processes(works: list[tuple[Any, ...]], context: Any) -> list[Any]:
     processes = [context.Process(target=work, args=(*rest, queue)) for work, *rest in works]
     for process in processes:
         process.start()
-    answers = [queue.get(timeout=300) for _ in processes]
+    answers = []
+    while len(answers) < len(processes):
+        try:
+            answers.append(queue.get(timeout=1))
+        except Empty:
+            if any(process.exitcode not in (None, 0) for process in processes):
+                raise RuntimeError(f"{works[0]} failed") from None
     for process in processes:
         process.join()
     return answers
@@ -338,6 +359,7 @@ def main() -> int:
                     (costs,) = in_processes([(calibrate, set_up, folder)], context)
                 costs, measured, told = measure(set_up, costs, folder, options.program, context)
                 last = (kind, costs)
+                print(f"# {set_up.name}: {json.dumps([measured, told])}", flush=True)
                 found.setdefault(set_up.name, []).append((measured, told))
     print(HEAD)
     off = sum(print_rows(set_up, found[set_up.name]) for set_up in chosen)

@@ -13,6 +13,7 @@
 #include "bench/run/sizes.h"
 #include "bench/run/volume.h"
 #include "cli/commands.h"
+#include "cli/plan_check.h"
 #include "cli/plan_text.h"
 #include "tensorferry/error.h"
 
@@ -40,6 +41,7 @@ struct PlanArguments {
   std::uint64_t memory = 0;
   std::uint64_t gpu_memory = 0;
   std::string profile;
+  std::string check;
   std::string costs;
   std::string nvme_path;
   std::string config;
@@ -48,7 +50,7 @@ struct PlanArguments {
 
 constexpr const char* plan_footer =
     R"(Counts and rates are decimal: 70B parameters, a drive that reads 7G, of 3.84T. Memory is binary:
-512G, 64M. It measures nothing and changes nothing.
+512G, 64M. It changes nothing, and measures only with --check: for half a minute.
 
 Examples:
   tensorferry plan --parameters 70B --ranks 16 --gpus-per-node 8 --gpu-memory 80G --memory 512G \
@@ -56,6 +58,7 @@ Examples:
   tensorferry plan --model config.json --profile /mnt/nvme --tokens-per-step 16K --flops 50T
   tensorferry plan --model config.json --profile /mnt/nvme --inference
   tensorferry plan --model config.json --profile /mnt/nvme --write-config ds_config.json
+  tensorferry plan --model config.json --check /mnt/nvme --json here.json
 )";
 
 // An option that takes a count or a rate: 70B, 7G, 3.84T.
@@ -147,7 +150,8 @@ void find_drive(const PlanArguments& options, Machine& machine) {
   if (machine.drive.read <= 0 || machine.drive.write <= 0) {
     throw std::runtime_error(
         "how fast are the drives? Give --drive-read and --drive-write, or --profile with a "
-        "directory on a drive that `tensorferry tune` has measured");
+        "directory on a drive that `tensorferry tune` has measured, or --check with one to measure "
+        "now");
   }
   // One after the other, unless it is known better.
   if (machine.drive.both <= 0) {
@@ -195,6 +199,7 @@ void divide(PlanArguments& options, const bench::Costs& costs) {
 
 std::string nvme_path_of(const PlanArguments& options) {
   if (!options.nvme_path.empty()) return options.nvme_path;
+  if (!options.check.empty()) return options.check;
   return options.profile.empty() ? "/mnt/nvme" : options.profile;
 }
 
@@ -220,13 +225,43 @@ void print_settings(const PlanArguments& options, const bench::Choice& choice) {
   }
 }
 
+// What was measured stands for what nobody has said.
+void take_unsaid(Machine& machine, const Checked& checked) {
+  if (machine.drive.read <= 0 && machine.drive.write <= 0) machine.drive = checked.drive;
+  if (machine.flops <= 0) machine.flops = checked.flops;
+}
+
+// The plan against what this machine does.
+void print_check(const PlanArguments& options, const bench::Costs& costs, const Checked& checked,
+                 double planned) {
+  fmt::print("\n{}", check_table(options.machine, costs, checked));
+  Machine here = options.machine;
+  here.drive = checked.drive;
+  here.flops = checked.flops;
+  const auto choices = bench::choose(options.task, here, checked.costs, options.wishes);
+  const bench::Forecast& found = choices.front().forecast;
+  if (found.fits() && planned > 0) {
+    fmt::print(
+        "With the costs of this machine and its drive {} takes {:.3g} s; the plan says "
+        "{:.3g} s: {:.2f}x\n",
+        options.task.trains ? "a step" : "a pass", found.seconds(), planned,
+        found.seconds() / planned);
+  }
+}
+
 int run_plan(PlanArguments options) {
-  complete(options);
+  bench::catch_interrupts();
   const bench::Task& task = options.task;
-  bench::Costs costs = options.machine.has_gpu() ? bench::gpu_costs() : bench::Costs{};
+  bench::Costs costs = options.gpu_memory > 0 ? bench::gpu_costs() : bench::Costs{};
   if (!options.costs.empty()) {
     bench::take_costs(costs, bench::read_json(options.costs), options.costs);
   }
+  std::optional<Checked> checked;
+  if (!options.check.empty()) {
+    checked = check_machine(options.check, task.precision, options.gpu_memory > 0, costs);
+    take_unsaid(options.machine, *checked);
+  }
+  complete(options);
   divide(options, costs);
   if (!options.json.empty()) bench::check_writable(options.json);
   if (!options.config.empty()) bench::check_writable(options.config);
@@ -240,6 +275,7 @@ int run_plan(PlanArguments options) {
              places_table(options.machine, recommended(choices)));
   if (!fits) fmt::print("\n{}", shortage_text(task, choices.front()));
   fmt::print("\n{}", changes_table(fits ? choices.front().forecast.seconds() : 0, more));
+  if (checked) print_check(options, costs, *checked, fits ? choices.front().forecast.seconds() : 0);
   if (fits) print_settings(options, recommended(choices));
   if (!options.json.empty()) {
     bench::Json results = bench::begin_results("plan", own_arguments(), {});
@@ -255,6 +291,7 @@ int run_plan(PlanArguments options) {
         results["by_drives"].push_back(to_json(one));
       }
     }
+    if (checked) results["check"] = checked->json;
     results["complete"] = true;
     bench::write_json(options.json, results);
     fmt::print("\n{}", results_line(options.json));
@@ -342,6 +379,9 @@ void add_machine(CLI::App& app, PlanArguments& options) {
   add_number(app, "--flops", machine.flops,
              "floating-point operations per second that each rank reaches");
   add_number(app, "--network", machine.network, "bytes per second between ranks, of each");
+  app.add_option("--check", options.check,
+                 "a directory on the drive: measure this machine, and compare the plan with it")
+      ->type_name("DIR");
   app.add_option("--costs", options.costs, "costs that --check has measured, in place of ours")
       ->type_name("FILE");
 }

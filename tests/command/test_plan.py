@@ -211,8 +211,15 @@ def test_without_drives_everything_must_be_in_memory(ferry):
     ],
 )
 def test_bad_input_says_what_is_wrong(ferry, arguments, words):
-    done = ferry("plan", *arguments, code=1 if "7B" in arguments and "not in" not in words
-                 and words not in ("bf16, fp16 or fp32", "512G", "excludes") else 2)
+    done = ferry(
+        "plan",
+        *arguments,
+        code=1
+        if "7B" in arguments
+        and "not in" not in words
+        and words not in ("bf16, fp16 or fp32", "512G", "excludes")
+        else 2,
+    )
     assert words in done.stderr
 
 

@@ -21,7 +21,7 @@ from .._memory.layout import PAGE, page_up
 _TENSOR_BYTES, _TENSORS = 24 << 20, 8  # of the drive's sample
 _ELEMENTS = 12 << 20  # that a step of the sample has: more than fit into a cache
 _SMALL_ELEMENTS = 32 << 10  # of a small sub-group
-_WIDTH, _MODULES = 1280, 6  # of the model of the sample
+_WIDTH, _LAYERS, _HEADS = 1024, 2, 8  # of the model of the sample
 _FEW_TOKENS, _MANY_TOKENS = 16, 192
 _ROUNDS = 3
 
@@ -145,16 +145,39 @@ def _group_seconds(directory: NvmePath, device: torch.device, each: float) -> fl
 # --- the pass ---
 
 
+class _Layer(nn.Module):
+    """What decoders are made of: attention and a gated perceptron, each behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = width * 8 // 3
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.attention = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        before = self.norms[0](x)
+        heads = [
+            one(before).view(rows, length, _HEADS, width // _HEADS).transpose(1, 2)
+            for one in list(self.attention)[:3]
+        ]
+        seen = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.attention[3](seen.transpose(1, 2).reshape(rows, length, width))
+        before = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(before)) * self.up(before))
+
+
 def pass_costs(
     directory: NvmePath, device: torch.device, dtype: torch.dtype
 ) -> tuple[float, dict[str, float]]:
     """Returns (floating-point operations per second, what a pass costs besides)."""
-    layers = [nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(_MODULES)]
-    model = nn.Sequential(*layers).to(device, dtype)
+    model = nn.Sequential(*(_Layer(_WIDTH) for _ in range(_LAYERS))).to(device, dtype)
     count = sum(param.numel() for param in model.parameters())
 
     def passing(tokens: int) -> float:
-        x = torch.ones(tokens, _WIDTH, device=device, dtype=dtype)
+        x = torch.ones(1, tokens, _WIDTH, device=device, dtype=dtype)
 
         def work() -> None:
             model(x).sum().backward()

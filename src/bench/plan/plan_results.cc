@@ -163,7 +163,8 @@ void take_costs(Costs& costs, const Json& json, const std::string& path) {
   const auto failure = [&path](const std::string& hint) {
     return Error({.operation = "read", .path = path, .code = EBADMSG, .hint = hint});
   };
-  const Json& members = json.is_object() && json.contains("costs") ? json["costs"] : json;
+  const Json& holder = json.is_object() && json.contains("check") ? json["check"] : json;
+  const Json& members = holder.is_object() && holder.contains("costs") ? holder["costs"] : holder;
   if (!members.is_object()) throw failure("it must be an object with costs");
   for (const auto& [name, value] : members.items()) {
     const auto known = std::ranges::find_if(
