@@ -71,7 +71,7 @@ tsan: export TSAN_OPTIONS := $(symbolizer)
 # Tests do not depend on what somebody has tuned on this machine.
 test quick soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test quick check soak bench compare python-figures command-figures moments-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test quick check soak bench compare python-figures command-figures moments-figures plan-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -137,6 +137,12 @@ moments-figures: ## What moments in 8 bits cost a small language model (10 minut
 	@$(SETUP) venv test
 	@$(build_all)
 	@PYTHONPATH=$(CURDIR)/build/release/python:$(CURDIR) $(PY) -m benchmarks.figures.moments_figures $(ARGS)
+
+plan-figures: ## What tensorferry plan says beside what happens (8 minutes)
+	@$(SETUP) packages build
+	@$(SETUP) venv test
+	@$(build_all)
+	@PYTHONPATH=$(CURDIR)/build/release/python:$(CURDIR) $(PY) -m benchmarks.figures.plan_figures $(ARGS)
 
 counts: ## Instructions of the calls that are made most, against their budget
 	@$(SETUP) packages build test

@@ -3,6 +3,7 @@
 # machine's torch, from what `make gpu-wheels` has laid into build/carry:
 #   scripts/gpu.sh tests [options of pytest]
 #   scripts/gpu.sh figures [options of benchmarks/figures/gpu_figures.py]
+#   scripts/gpu.sh plan-figures [options of benchmarks/figures/plan_figures.py]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,5 +22,8 @@ rm -rf "$site"
 export PYTHONPATH=$site PATH=$site/bin:$PATH TENSORFERRY_PROFILES=
 if [ "$task" = tests ]; then
   exec "$python" -m pytest -ra --basetemp=build/gpu-tmp "$@" tests/gpu
+fi
+if [ "$task" = plan-figures ]; then
+  exec "$python" -m benchmarks.figures.plan_figures --sections gpu --program "$site/bin/tensorferry" "$@"
 fi
 exec "$python" -m benchmarks.figures.gpu_figures "$@"

@@ -10,6 +10,7 @@ namespace tensorferry::cli {
 [[nodiscard]] Command add_point(CLI::App& program);
 [[nodiscard]] Command add_tune(CLI::App& program);
 [[nodiscard]] Command add_doctor(CLI::App& program);
+[[nodiscard]] Command add_plan(CLI::App& program);
 [[nodiscard]] Command add_verify(CLI::App& program);
 [[nodiscard]] Command add_checkpoint(CLI::App& program);
 [[nodiscard]] Command add_snapshot(CLI::App& program);

@@ -125,6 +125,10 @@ int run_doctor(const DoctorArguments& options) {
     const Ink ink = ink_of_stdout();
     print_findings(findings, ink);
     print_verdict(findings, ink);
+    fmt::print(
+        "`tensorferry plan --parameters 7B --check {}` says what fits here, and how long a step "
+        "takes.\n",
+        options.directories.front());
   }
   return std::ranges::any_of(findings, bench::needs_attention) ? exit_failed : exit_ok;
 }

@@ -25,6 +25,7 @@ Examples:
   tensorferry doctor /mnt/nvme                 is this drive set up well?
   tensorferry bench --nvme-path /mnt/nvme      how fast is it for tensors?
   tensorferry tune /mnt/nvme                   which settings are best for it?
+  tensorferry plan --parameters 7B --profile /mnt/nvme     what fits where, how fast?
   tensorferry checkpoint inspect model.pt      which tensors are in it?
   tensorferry bench --json results.json && tensorferry report results.json -o report.html
 
@@ -73,7 +74,8 @@ std::string find_unknown(const CLI::App& program, const std::vector<std::string>
     }
   }
   if (words.empty()) {
-    return "give a command: bench, sweep, tune, doctor, verify, checkpoint, snapshot or report";
+    return "give a command: bench, sweep, tune, doctor, plan, verify, checkpoint, snapshot or "
+           "report";
   }
   return "";
 }
@@ -116,9 +118,9 @@ int run(const std::vector<std::string>& arguments) {
   program.set_version_flag("--version", "tensorferry " TENSORFERRY_VERSION);
   program.require_subcommand(1);
   const std::vector<Command> commands{
-      add_bench(program),  add_sweep(program),     add_point(program),      add_tune(program),
-      add_doctor(program), add_verify(program),    add_checkpoint(program), add_snapshot(program),
-      add_report(program), add_completion(program)};
+      add_bench(program),    add_sweep(program),  add_point(program),     add_tune(program),
+      add_doctor(program),   add_plan(program),   add_verify(program),    add_checkpoint(program),
+      add_snapshot(program), add_report(program), add_completion(program)};
   let_the_last_one_count(program);
   const std::vector<std::string> words = normalize(arguments);
   if (const std::string problem = find_unknown(program, words); !problem.empty()) {

@@ -34,12 +34,23 @@ std::string python() {
   return !error && access(beside.c_str(), X_OK) == 0 ? beside.string() : "python3";
 }
 
-}  // namespace
-
-void become(const PythonProgram& program, const std::vector<std::string>& arguments) {
+std::vector<std::string> words_of(const PythonProgram& program,
+                                  const std::vector<std::string>& arguments) {
   std::vector<std::string> words{python(), "-c", fmt::format(starter, program.module),
                                  program.command, program.install};
   words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
+}
+
+}  // namespace
+
+int run_to_end(const PythonProgram& program, const std::vector<std::string>& arguments,
+               const std::string& output) {
+  return bench::run_process(words_of(program, arguments), output);
+}
+
+void become(const PythonProgram& program, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = words_of(program, arguments);
   execvp(words.front().c_str(), bench::pointers_to(words).data());
   throw std::system_error(errno, std::generic_category(),
                           fmt::format("tensorferry {} needs Python, but cannot start {}",

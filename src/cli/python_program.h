@@ -16,4 +16,9 @@ struct PythonProgram {
 // start. Runs the Python beside this command, else the first one on the PATH.
 [[noreturn]] void become(const PythonProgram& program, const std::vector<std::string>& arguments);
 
+// Runs that program to its end, with what it says in a file. Returns its exit status, as
+// bench::run_process() does.
+[[nodiscard]] int run_to_end(const PythonProgram& program,
+                             const std::vector<std::string>& arguments, const std::string& output);
+
 }  // namespace tensorferry::cli

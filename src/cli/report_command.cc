@@ -37,7 +37,8 @@ Command add_report(CLI::App& program_app) {
   CLI::App* app = program_app.add_subcommand(
       "report", "Make an HTML page with interactive plots from results files");
   app->footer(report_footer);
-  app->add_option("results", options->results, "files that bench, sweep or tune wrote (--json)")
+  app->add_option("results", options->results,
+                  "files that bench, sweep, tune or plan wrote (--json)")
       ->required()
       ->check(CLI::ExistingFile)
       ->type_name("FILE");

@@ -293,3 +293,67 @@ def tune(objective="read", seed=3, speed=1.0, **members):
         )
         | members
     )
+
+
+def choice(name, seconds):
+    stages = [
+        {
+            way: [(i + at) * seconds / 10, (i + at + 1) * seconds / 10]
+            for at, way in enumerate(("read", "compute", "write"))
+        }
+        for i in range(8)
+    ]
+    places = [
+        {"what": "weights", "gpu_bytes": 14 * GiB, "memory_bytes": 0, "drive_bytes": 0},
+        {"what": "moments", "gpu_bytes": 0, "memory_bytes": 8 * GiB, "drive_bytes": 48 * GiB},
+    ]
+    return {
+        "name": name,
+        "settings": {"buffer_bytes": 64 * MiB, "buffer_count": 4, "moments": "fp32"},
+        "places": places,
+        "gpu_bytes": 14 * GiB,
+        "memory_bytes": 8 * GiB,
+        "drive_bytes": 48 * GiB,
+        "step_read_bytes": 48 * GiB,
+        "step_written_bytes": 48 * GiB,
+        "pass_read_bytes": 0,
+        "pass_written_bytes": 0,
+        "step_seconds": seconds,
+        "pass_seconds": 2.0,
+        "compute_seconds": 2.0,
+        "stepping_seconds": 0.2,
+        "drive_seconds": seconds,
+        "copy_seconds": 0,
+        "network_seconds": 0,
+        "limit": "drive",
+        "tokens_per_second": 16384 / (seconds + 2),
+        "written_bytes_per_day": 1e14,
+        "drive_days": 70.0,
+        "sub_groups": 900,
+        "shortages": [],
+        "step": stages,
+        "pass": [],
+    }
+
+
+def plan(**members):
+    task = {
+        "architecture": "llama",
+        "parameters": 7_000_000_000,
+        "active_parameters": 7_000_000_000,
+        "dtype": "bf16",
+        "optimizer": "adamw",
+        "tokens_per_step": 16384,
+    }
+    return head(
+        "plan",
+        places=[],
+        settings={"task": task, "machine": {"ranks": 1, "drives": 1}, "costs": {}},
+        choices=[choice("fastest", 10.0), choice("balance", 11.0), choice("least memory", 20.0)],
+        changes=[{"what": "one more drive in each node", "fits": True, "seconds": 7.0}],
+        by_drives=[
+            {"drives": n, "fits": True, "seconds": 2 + 10 / n, "drive_days": 70.0 * n}
+            for n in (1, 2, 4, 8)
+        ],
+        **members,
+    )

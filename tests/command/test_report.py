@@ -45,6 +45,8 @@ PLOTS = {
         )
     },
     "tune": {"run-1-path"},
+    "plan": {f"run-1-{name}-{i}" for name in ("places", "step") for i in range(3)}
+    | {"run-1-drives", "run-1-life"},
 }
 
 
@@ -312,6 +314,7 @@ def spoil(value):
         "bench",
         "sweep",
         "tune",
+        "plan",
         "tensorferry-results",
     )
     if isinstance(value, dict):

@@ -21,6 +21,7 @@ EXAMPLES = {
     "sweep": examples.sweep(),
     "sweep-empty": examples.sweep(complete=False, points=[]),
     "tune": examples.tune(),
+    "plan": examples.plan(),
     "tune-latency": examples.tune(objective="latency"),
 }
 
@@ -94,6 +95,11 @@ def with_value(value, *path):
         ("tune", without("best", "gb_per_second")),
         ("tune", with_value(1e-4, "best", "latency_seconds")),
         ("tune", with_value("x", "rounds", 0, "candidates", 0, "surprise")),
+        ("plan", without("choices", 0, "places", 0, "what")),
+        ("plan", without("settings", "task", "parameters")),
+        ("plan", with_value("luck", "choices", 0, "limit")),
+        ("plan", with_value([1.0], "choices", 0, "step", 0, "read")),
+        ("plan", with_value([], "choices")),
         ("tune", with_value("speed", "settings", "objective")),
     ],
 )

@@ -26,7 +26,7 @@ ROOMS = {
 OUTSIDE = {"bench", "cli"}
 
 # The folders of bench: each includes itself and what all of them share.
-BENCH_FOLDERS = {"measure", "doctor", "verify", "run"}
+BENCH_FOLDERS = {"measure", "doctor", "plan", "verify", "run"}
 BENCH_SHARED = "run"
 
 # Each public header belongs to the room that implements it.

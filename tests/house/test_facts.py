@@ -186,7 +186,7 @@ def test_the_page_has_the_default_space_of_a_sweep():
         ], key
 
 
-@pytest.mark.parametrize("command", ["bench", "sweep", "point", "tune", "verify", "report"])
+@pytest.mark.parametrize("command", ["bench", "sweep", "point", "tune", "plan", "verify", "report"])
 def test_the_page_of_a_command_has_the_defaults_of_its_help(command, build_dir):
     help_text = run(build_dir / "bin/tensorferry", command, "--help")
     defaults = re.findall(

@@ -6,6 +6,7 @@ COMMANDS = (
     "point",
     "tune",
     "doctor",
+    "plan",
     "verify",
     "checkpoint",
     "snapshot",

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="tensorferry report",
         description="`tensorferry report`: results files in, one HTML page out.",
     )
-    parser.add_argument("results", nargs="+", help="files that bench, sweep or tune wrote (--json)")
+    parser.add_argument(
+        "results", nargs="+", help="files that bench, sweep, tune or plan wrote (--json)"
+    )
     parser.add_argument("-o", "--output", default="report.html", help="the page to write")
     arguments = parser.parse_args(argv)
     try:

@@ -10,6 +10,14 @@ from .page import Json, number
 FORMAT = "tensorferry-results"
 VERSION = 1
 
+
+class NonEmpty(list[Any]):
+    """The shape of a list that has a member at least."""
+
+    def __init__(self, member: Any) -> None:
+        super().__init__([member])
+
+
 # The shapes that the page needs. A shape is a type; REAL, a finite number; MEASURE, a number or
 # null; a set of words; a list with the shape of its members; a tuple with the shape of each member;
 # or a dictionary, whose names that end in ? may be missing.
@@ -60,6 +68,29 @@ SHAPES = {
         ]
     },
     "tune": ALL | {"rounds": [{"candidates": [SETTING]}], "best?": SETTING, "default?": SETTING},
+    "plan": ALL
+    | {
+        "settings": {"task": {"parameters": REAL, "dtype": str}},
+        "choices": NonEmpty(
+            {
+                "name": str,
+                "limit": str,
+                "step_seconds": REAL,
+                "pass_seconds": REAL,
+                "gpu_bytes": REAL,
+                "memory_bytes": REAL,
+                "drive_bytes": REAL,
+                "sub_groups": REAL,
+                "tokens_per_second": REAL,
+                "drive_days?": MEASURE,
+                "places": [
+                    {"what": str, "gpu_bytes": REAL, "memory_bytes": REAL, "drive_bytes": REAL}
+                ],
+                "step": [{"read": (REAL, REAL), "compute": (REAL, REAL), "write": (REAL, REAL)}],
+            }
+        ),
+        "by_drives": [{"drives": REAL, "seconds?": MEASURE, "drive_days?": MEASURE}],
+    },
 }
 
 
@@ -79,13 +110,13 @@ def load(path: str | os.PathLike[str]) -> Json:
         results = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unusable(
-            f"{path}: not JSON; give a file that `tensorferry bench`, `sweep` or `tune` "
-            "wrote with --json"
+            f"{path}: not JSON; give a file that `tensorferry bench`, `sweep`, `tune` or "
+            "`plan` wrote with --json"
         ) from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise Unusable(
             f"{path}: not results of tensorferry; give a file that `tensorferry bench`, "
-            "`sweep` or `tune` wrote with --json"
+            "`sweep`, `tune` or `plan` wrote with --json"
         )
     version = results.get("version")
     if not isinstance(version, int) or version > VERSION:
@@ -123,6 +154,8 @@ def _misfit(value: Any, shape: Any, where: str) -> str | None:
             return f"{where} is not a list"
         if isinstance(shape, tuple) and len(value) != len(shape):
             return f"{where} must have {len(shape)} members"
+        if isinstance(shape, NonEmpty) and not value:
+            return f"{where} is empty"
         checks = (_misfit(member, shape[0], f"{where}[{at}]") for at, member in enumerate(value))
         return next((problem for problem in checks if problem), None)
     if isinstance(shape, set):

@@ -5,12 +5,14 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 
 namespace tensorferry::bench {
 
 namespace {
 
 constexpr std::string_view letters = "KMGT";
+constexpr std::string_view counts = "KMGTPE";
 
 }  // namespace
 
@@ -33,6 +35,19 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   return value << shift;
 }
 
+std::optional<double> parse_count(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || !std::isfinite(value) || value < 0) return {};
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  if (unit.empty()) return value;
+  const auto power = counts.find(static_cast<char>(std::toupper(unit.front())));
+  if (unit.size() > 1 || power == std::string_view::npos) {
+    return unit == "B" || unit == "b" ? std::optional(value * 1e9) : std::nullopt;
+  }
+  return value * std::pow(1000, static_cast<double>(power + 1));
+}
+
 std::string size_text(std::uint64_t bytes) {
   for (std::size_t power = letters.size(); power > 0 && bytes > 0; --power) {
     const std::uint64_t unit = std::uint64_t{1} << (10 * power);
@@ -51,6 +66,19 @@ std::string rounded_size(std::uint64_t bytes) {
   }
   const bool whole = unit == 0 || value == static_cast<double>(static_cast<std::uint64_t>(value));
   return fmt::format("{:.{}f} {}", value, whole ? 0 : 1, units[unit]);
+}
+
+std::string rounded_count(double count) {
+  static constexpr std::array units{"", " k", " M", " G", " T", " P", " E"};
+  std::size_t unit = 0;
+  while (count >= 999.5 && unit + 1 < units.size()) {
+    count /= 1000;
+    ++unit;
+  }
+  const int decimals = count >= 99.95 || (unit == 0 && count == std::floor(count)) ? 0
+                       : count >= 9.995                                            ? 1
+                                                                                   : 2;
+  return fmt::format("{:.{}f}{}", count, decimals, units[unit]);
 }
 
 }  // namespace tensorferry::bench

@@ -23,6 +23,23 @@ TEST(sizes, other_text_is_refused) {
   }
 }
 
+TEST(sizes, counts_are_decimal) {
+  EXPECT_EQ(parse_count("1000"), 1000);
+  EXPECT_EQ(parse_count("70B"), 70e9);
+  EXPECT_EQ(parse_count("70b"), 70e9);
+  EXPECT_EQ(parse_count("7G"), 7e9);
+  EXPECT_EQ(parse_count("1.5k"), 1500);
+  EXPECT_EQ(parse_count("3.84T"), 3.84e12);
+  EXPECT_EQ(parse_count("4e14"), 4e14);
+  for (const char* text : {"", "B", "-1", "7GB", "7 G", "inf", "nan", "0x10", "7X", "1e999"}) {
+    EXPECT_FALSE(parse_count(text)) << text;
+  }
+  EXPECT_EQ(rounded_count(70.6e9), "70.6 G");
+  EXPECT_EQ(rounded_count(999.9), "1.00 k");
+  EXPECT_EQ(rounded_count(12), "12");
+  EXPECT_EQ(rounded_count(4.126), "4.13");
+}
+
 TEST(sizes, are_written_so_that_they_read_back) {
   for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1000},
                                     std::uint64_t{4096}, std::uint64_t{5000}, 3 * MiB, 7 * GiB}) {
