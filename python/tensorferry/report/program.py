@@ -40,9 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Makes the page; returns the exit status: 0, or 1 with a line on stderr."""
     parser = argparse.ArgumentParser(
         prog="tensorferry report",
-        description="`tensorferry report`: results files in, one HTML page out.",
+        description="`tensorferry report`: results files and traces in, one HTML page out.",
     )
-    parser.add_argument("results", nargs="+", help="files that bench, sweep or tune wrote (--json)")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        help="files that bench, sweep or tune wrote (--json), or traces of training",
+    )
     parser.add_argument("-o", "--output", default="report.html", help="the page to write")
     arguments = parser.parse_args(argv)
     try:
