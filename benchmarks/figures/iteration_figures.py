@@ -112,10 +112,12 @@ class Training:
         self.overlap = overlap
 
     def once(self, batch: torch.Tensor) -> None:
-        loss = self.model(batch)
-        announced = self.overlap is not None
-        with self.optimizer.last_backward() if announced else contextlib.nullcontext():
-            loss.backward()
+        nothing = contextlib.nullcontext()
+        # States are read ahead from here; what a step has left must be stepped by then.
+        with self.optimizer.last_backward() if self.overlap == "backward" else nothing:
+            loss = self.model(batch)
+            with self.optimizer.last_backward() if self.overlap == "iteration" else nothing:
+                loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -21,7 +21,7 @@ WEIGHTS_BYTES = 300_000_000  # of memory for weights, where they are on NVMe
 UNTIMED = 2  # iterations before the timed ones
 
 # Of the model whose activations go to the drive: little to multiply, or much.
-SHAPES = {"little": (24, 256, 16384), "much": (12, 1024, 4096)}  # layers, width, rows
+SHAPES = {"little": (24, 256, 16384), "much": (12, 2048, 2048)}  # layers, width, rows
 
 
 def layers() -> nn.Sequential:
@@ -75,10 +75,13 @@ class Tensorferry:
         self.once(torch.ones(1, WIDTH))  # its files grow
 
     def once(self, batch: torch.Tensor) -> None:
-        loss = self.model(batch).mean()
-        announced = self.kind is not None and self.kind[0] != ""
-        with self.optimizer.last_backward() if announced else contextlib.nullcontext():
-            loss.backward()
+        overlap = "" if self.kind is None else self.kind[0]
+        nothing = contextlib.nullcontext()
+        # States are read ahead from here; what a step has left must be stepped by then.
+        with self.optimizer.last_backward() if overlap == "backward" else nothing:
+            loss = self.model(batch).mean()
+            with self.optimizer.last_backward() if overlap == "iteration" else nothing:
+                loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 

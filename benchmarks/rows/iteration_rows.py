@@ -17,7 +17,7 @@ STEP_BYTES = 48 * 2048 * 2048 * 8  # moments of the parameters in fp32, each way
 AHEAD_BYTES = 4 * (64 << 20)  # that the buffers of a step hold
 REPEAT = 3
 # Rows of input with which torch takes about as long as the drive, less and more.
-BALANCED, FEW, MANY = 96, 8, 320
+BALANCED, FEW, MANY = 240, 8, 960
 
 
 def iteration_rows(bench: Bench, peers: Peers) -> list[Row]:

@@ -21,6 +21,20 @@ def _recorded(name: str) -> Iterator[None]:
         trace_span(name, begin, time.monotonic_ns())
 
 
+class Rounds:
+    """Shows in the trace what lies between two calls of end()."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begin: int | None = None
+
+    def end(self) -> None:
+        now = time.monotonic_ns()
+        if self._begin is not None and tracing():
+            trace_span(self._name, self._begin, now)
+        self._begin = now
+
+
 _nothing = contextlib.nullcontext()
 
 

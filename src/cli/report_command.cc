@@ -18,6 +18,7 @@ struct ReportArguments {
 constexpr const char* report_footer = R"(Examples:
   tensorferry report results.json -o report.html
   tensorferry report before.json after.json        the runs side by side
+  tensorferry report trace.json                    an iteration that TENSORFERRY_TRACE recorded
 )";
 
 int run_report(const ReportArguments& options) {
@@ -38,7 +39,7 @@ Command add_report(CLI::App& program_app) {
       "report", "Make an HTML page with interactive plots from results files");
   app->footer(report_footer);
   app->add_option("results", options->results,
-                  "files that bench, sweep, tune or plan wrote (--json)")
+                  "files that bench, sweep, tune or plan wrote (--json), or traces of training")
       ->required()
       ->check(CLI::ExistingFile)
       ->type_name("FILE");

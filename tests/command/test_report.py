@@ -509,6 +509,76 @@ def test_the_command_makes_the_page(ferry):
     assert Document((ferry.place / "page.html").read_text()).labels.keys() == PLOTS["sweep"]
 
 
+# --- traces of training ---
+
+
+def event(name, begin, end, kind="work"):
+    return {"ph": "X", "name": name, "cat": kind, "pid": 1, "tid": 1, "ts": begin * 1e3,
+            "dur": (end - begin) * 1e3, "args": {}}  # fmt: skip
+
+
+# Two iterations, in milliseconds. In the second, of 100, computation waits 20 for the drive and 5
+# for copies, inside a wait for room; it steps 15. The drive works 40 in all.
+TRACE = [
+    event("iteration", 0, 900),
+    event("iteration", 900, 1000),
+    event("backward pass", 920, 960),
+    event("optimizer step", 960, 1000),
+    event("AdamW step", 930, 940),
+    event("AdamW step", 970, 975),
+    event("wait for states", 960, 970),
+    event("wait for room", 980, 995),
+    event("wait for copies", 985, 990),
+    event("read 1 MiB", 890, 920, "operation"),
+    event("read 1 MiB", 910, 930, "operation"),
+    event("write 1 MiB", 990, 1010, "operation"),
+    event("read", 940, 941, "request"),
+]
+
+
+def test_a_trace_shows_who_waited_for_whom(make, opened):
+    page = opened(make(TRACE, names=["trace.json"]))
+    assert page.drawn == {"run-1-waits", "run-1-timeline"}
+    assert "2 iterations" in page.text and "trace.json" in page.text
+    said = page.labels["run-1-waits"].replace("\u00a0", " ")
+    for words in (
+        "Two bars of 100 ms",
+        "Computation computes the model 60.0 ms",
+        "Computation steps 15.0 ms",
+        "Computation waits for the drive 20.0 ms",
+        "Computation waits for copies 5.00 ms",
+        "Drive reads and writes 40.0 ms",
+        "Drive waits for computation 60.0 ms",
+    ):
+        assert words in said, said
+    said = page.labels["run-1-timeline"].replace("\u00a0", " ")
+    assert "Drive reads 30.0 ms; Drive writes 10.0 ms" in said
+
+
+def test_a_trace_without_iterations_is_shown_as_one(make, opened):
+    events = [event("read 1 MiB", 10, 30, "operation"), event("wait for weights", 20, 40)]
+    page = opened(make(events, TRACE))
+    assert "1 iteration" in page.text and "2 runs" in page.text
+    assert {"run-1-waits", "run-2-waits"} <= page.drawn
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], "no operation and no step"),
+        ([event("iteration", 0, 1)], "no operation and no step"),
+        ([{"name": "read", "cat": "operation", "ts": 1}], "event 0 has no name, ts and dur"),
+        ([*TRACE, 7], f"event {len(TRACE)} has no name"),
+    ],
+)
+def test_a_list_that_is_no_trace_of_training_is_one_line(tmp_path, capsys, events, said):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(events))
+    assert report.main([str(path), "-o", str(tmp_path / "report.html")]) == 1
+    assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["trace.json"]
+
+
 def test_the_command_passes_the_error_on(ferry):
     (ferry.place / "r.json").write_text("{}")
     assert "r.json: not results" in ferry("report", "r.json", code=1).stderr

@@ -245,6 +245,20 @@ def test_gradients_without_zero_grad_are_refused(tmp_path, slow_drive):
     optimizer.close()
 
 
+def test_several_ranks_are_refused_by_name(tmp_path, monkeypatch):
+    model = deep()
+    optimizer = iteration(model, tmp_path)
+    model(inputs()).sum().backward()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for call in (optimizer.step, lambda: optimizer.last_backward().__enter__()):
+        with pytest.raises(RuntimeError, match="DistributedDataParallel"):
+            call()
+    monkeypatch.undo()
+    optimizer.step()
+    optimizer.close()
+
+
 def test_a_step_that_fails_is_raised_by_the_next_call_of_the_model(tmp_path, monkeypatch):
     model = deep()
     optimizer = iteration(model, tmp_path, buffer_count=1, buffer_bytes=1)

@@ -13,6 +13,7 @@ import tensorferry.optim
 from drives import failing_drive
 from offload_models import MODELS, make
 from overlapping import SMALL, Watched, adamw, check_same, deep, train
+from tensorferry.optim.backward import BackwardStep
 from tensorferry.optim.spent_gradient import SpentGradient
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -222,6 +223,24 @@ def test_gradients_are_freed_and_states_are_read_in_the_order_of_the_backward_pa
             call()
     optimizer.zero_grad(set_to_none=False)
     assert all(param.grad is None for param in model.parameters())
+    optimizer.close()
+
+
+@pytest.mark.parametrize("overlap", ["backward", "iteration"])
+def test_while_a_gpu_is_behind_the_backward_pass_waits_for_states(tmp_path, monkeypatch, overlap):
+    """torch gives a GPU a whole backward pass at once. Here it is played by nobody."""
+    watched = Watched(monkeypatch)
+    model = deep(layers=12)
+    optimizer = adamw(model, tmp_path, overlap, buffer_count=1)
+    for step in range(2):
+        watched.inside.clear()
+        if step == 1:
+            monkeypatch.setattr(BackwardStep, "_is_gpu_behind", lambda step: True)
+        with optimizer.last_backward():
+            model(torch.randn(8, 96)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(watched.inside) == len(list(optimizer._sub_groups)) > 2
     optimizer.close()
 
 

@@ -141,6 +141,41 @@ def test_whoever_changes_a_weight_changes_the_new_one(tmp_path, slow_drive):
         same(one, other)
 
 
+def _gathered(model, weights):
+    with weights.gather(model[0]) as layer:
+        return layer.weight.clone()
+
+
+STORED_READS = {
+    "state_dict": lambda model, weights: model.state_dict()["0.weight"].clone(),
+    "state_dict(keep_vars)": lambda model, weights: model.state_dict(keep_vars=True)[
+        "0.weight"
+    ].clone(),
+    "gather": _gathered,
+    "restored": lambda model, weights: weights.close(restore=True) or model[0].weight.detach(),
+}
+
+
+@pytest.mark.parametrize("name", STORED_READS)
+def test_whoever_reads_a_weight_on_the_drive_gets_the_new_one(tmp_path, name, slow_drive):
+    results = []
+    for overlap in (None, "iteration"):
+        model = deep()
+        limit = sum(param.nbytes for param in model.parameters())
+        weights = tensorferry.offload.parameters(model, tmp_path, limit, keep_bytes=1024)
+        optimizer = adamw(model, tmp_path, overlap)
+        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(3))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert is_pending(model[0].weight) == (overlap is not None)
+        results.append(STORED_READS[name](model, weights))
+        assert not is_pending(model[0].weight)
+        optimizer.close()
+        weights.close()
+    same(results[1], results[0])
+
+
 def test_states_are_those_after_the_step(tmp_path, slow_drive):
     model = deep()
     optimizer = iteration(model, tmp_path)

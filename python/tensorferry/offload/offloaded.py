@@ -150,6 +150,7 @@ class OffloadedParameters(OnDrive):
         - `expert_bytes`: bytes of experts that were chosen, read or found in memory, if they come
           one by one.
         - `wasted_bytes`: bytes that were read ahead and dropped before anybody needed them.
+        - `waited_seconds`: how long modules waited for their weights so far.
         """
         kept = {"kept_bytes": self._kept_bytes}
         return self._store.stats() | self._residency.stats() | kept

@@ -14,8 +14,8 @@ from .._core import PriorityScope
 from .._memory.reading import OlderValues
 from .._memory.spreading import spread
 from .._memory.stored_parameter import StoredParameter
+from .._memory.waits import DRIVE, Waits
 from .._memory.weight_memory import WeightBuffer, WeightMemory
-from .._tracing import span
 from .unit import Unit, Unwritten, each
 from .use_order import UseOrder
 from .victims import cheapest_stretch
@@ -57,6 +57,7 @@ class Residency:
         self._overflows = 0
         self._part_bytes = 0  # of units that are parts, which somebody has used
         self._wasted_bytes = 0
+        self._waits = Waits()
 
     def new_unit(self, is_part: bool = False, recurs: bool = True) -> Unit:
         """Makes a unit without weights. What it may be: see Unit."""
@@ -204,10 +205,10 @@ class Residency:
         with PriorityScope("urgent"):  # somebody waits
             if unit.memory is None:
                 unit.begin(self._take(unit))
-            with span("wait for weights"):
+            with self._waits.on(DRIVE, "wait for weights"):
                 unit.buffer.wait_for_first()  # other reads would take their share of the drive
         self._bring_ahead(self._order.next_use(unit))
-        with PriorityScope("urgent"), span("wait for weights"):
+        with PriorityScope("urgent"), self._waits.on(DRIVE, "wait for weights"):
             unit.buffer.wait()
 
     def _bring_ahead(self, latest: int) -> None:
@@ -411,7 +412,7 @@ class Residency:
         """Yields all parameters."""
         return (stored.param for unit in self.units for stored in unit.parameters)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         return {
             "weight_bytes": sum(unit.nbytes for unit in self.units if not unit.is_part),
             "resident_bytes": sum(unit.nbytes for unit in self._resident()),
@@ -420,4 +421,5 @@ class Residency:
             "overflows": self._overflows,
             "expert_bytes": self._part_bytes,
             "wasted_bytes": self._wasted_bytes,
+            "waited_seconds": self._waits.seconds(DRIVE),
         }

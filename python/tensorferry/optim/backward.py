@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from .step import Step
     from .store import StateStore
     from .sub_groups import Group, SubGroup
+
+_POLL_SECONDS = 0.0002
 
 
 class BackwardOrder:
@@ -73,6 +77,8 @@ class BackwardStep:
         self._taken: set[Tensor] = set()
         self._stepped: set[SubGroup] = set()
         self._noted: set[Tensor] = set()  # parameters of which `edits` know
+        # What a GPU had been given at this gradient and at the one before.
+        self._marks: collections.deque[torch.cuda.Event] = collections.deque(maxlen=2)
         params = {
             group: dict.fromkeys(s.param for s in group.shards if s.param.requires_grad)
             for group in self._groups
@@ -148,11 +154,30 @@ class BackwardStep:
             if self._missing[group] == 0:
                 self._complete.append(group)
         self._taken.add(param)
+        if param.is_cuda:
+            self._marks.append(torch.cuda.Event())
+            self._marks[-1].record(torch.cuda.current_stream(param.device))
         with torch.no_grad():
             self.step.load_ahead()
-            while not self._clips and self._is_next_complete() and self.step.is_next_loaded():
+            while not self._clips and self._is_next_complete() and self._arrives():
                 self._compute()
                 self.step.load_ahead()
+
+    def _arrives(self) -> bool:
+        """Returns whether the states of the next sub-group are in memory. While a GPU has still to
+        do what it was given, it waits for them: that costs nothing, and torch gives a GPU a whole
+        backward pass at once. Steps that are given to it later would come after all of that, and
+        keep their buffers until then."""
+        while not self.step.is_next_loaded():
+            if not self._is_gpu_behind():
+                return False
+            time.sleep(_POLL_SECONDS)
+            self.step.load_ahead()
+        return True
+
+    def _is_gpu_behind(self) -> bool:
+        """Returns whether a GPU has not come to the gradient before this one."""
+        return len(self._marks) == 2 and not self._marks[0].query()
 
     def _check(self, param: Tensor) -> None:
         if torch.is_grad_enabled():

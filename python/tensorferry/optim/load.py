@@ -43,6 +43,15 @@ class Load:
         """Whether nothing of it is on its way any more."""
         return all(operation.done() for operation in self.operations)
 
+    def wait(self) -> None:
+        """Waits until the drive has brought it. What the current stream of a GPU is given from now
+        on waits for copies."""
+        for operation in self.operations:
+            if isinstance(operation, GpuWork):
+                operation.precede()
+            else:
+                operation.wait()
+
     def cancel(self) -> None:
         """Ends it before it has arrived."""
         for operation in self.operations:

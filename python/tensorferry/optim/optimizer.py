@@ -14,7 +14,7 @@ from torch import Tensor
 from .._memory.buffers import NvmePath, open_space
 from .._memory.layout import page_up
 from .._memory.snapshot_part import SavedPart, SnapshotPart
-from .._tracing import span
+from .._tracing import Rounds, span
 from . import checkpoints, snapshots
 from .announcing import Accelerator, announce
 from .backward import BackwardOrder, BackwardStep
@@ -106,7 +106,7 @@ class Offloaded(torch.optim.Optimizer):
         self._sub_groups = SubGroups(buffer_bytes, buffer_count, needs)
         self._pace = Pace(buffer_count if pipeline_read else 1, not pipeline_write)
         self._edits = Edits()
-        self._traffic = Traffic()
+        self._traffic, self._rounds = Traffic(), Rounds("iteration")
         self.overlap: str | None = overlap
         self._order, self._need = BackwardOrder(), NeedOrder()
         self._begun: BackwardStep | None = None  # by last_backward(), and not finished
@@ -245,8 +245,11 @@ class Offloaded(torch.optim.Optimizer):
         self.settle()
         if self._begun is not None:
             self._finish(self._begun, gradient_scale)
+            self._rounds.end()
             return loss
         self._check_not_spent()
+        if self.overlap == "iteration":
+            self._check_one_rank()
         with span("optimizer step"):
             step = self._new_step(gradient_scale)
             if self.overlap == "iteration":
@@ -255,13 +258,14 @@ class Offloaded(torch.optim.Optimizer):
                 self._leave(step, work, gradient_scale)
             else:
                 self._edits.note_rounded(step.run(self.param_groups))
+        self._rounds.end()
         return loss
 
     def _new_step(self, scale: float | Tensor | None) -> Step:
         store = self._open()
         self._check_moments(self.param_groups)
         store.settle()
-        self._traffic.begin_step(store.space.stats())
+        self._traffic.begin_step(store.space.stats(), store.waits)
         sub_groups = self._sub_groups
         if not sub_groups.has_states:
             self._cut_for(self.param_groups, store)
@@ -291,7 +295,8 @@ class Offloaded(torch.optim.Optimizer):
 
         With `clips` it steps nothing, but reads states ahead: gradients are there to be clipped
         before step(), whose settings count then. `gradient_scale` is that of step(), which must not
-        get another one."""
+        get another one. With overlap="iteration" enter it after the forward pass: it waits for what
+        the last step has left."""
         if self.overlap is None:
             raise RuntimeError(
                 'last_backward() needs overlap="backward" or "iteration", given to this optimizer'
@@ -315,7 +320,8 @@ class Offloaded(torch.optim.Optimizer):
             begun.begin(self.param_groups)
         self._begun = begun
         try:
-            yield
+            with span("backward pass"):
+                yield
             with torch.no_grad():
                 begun.end()
         except BaseException as error:
@@ -375,8 +381,9 @@ class Offloaded(torch.optim.Optimizer):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and torch.distributed.get_world_size() > 1:
             raise RuntimeError(
-                f'overlap="{self.overlap}" steps a parameter before DistributedDataParallel has '
-                "averaged its gradient: leave overlap out with several ranks"
+                f'overlap="{self.overlap}" cannot be used with DistributedDataParallel, which '
+                "averages gradients at the end of a backward pass and writes over them in the "
+                "next: leave overlap out with several ranks"
             )
 
     def _give_up_step(self, why: str) -> None:
@@ -494,6 +501,9 @@ class Offloaded(torch.optim.Optimizer):
         - `read_bytes_per_parameter`, `written_bytes_per_parameter`: bytes of the drive for each
           parameter in a step, gradients between the steps too; the average of the last ones.
         - `written_bytes_per_day`: what the drive takes in a day at the pace of these steps.
+        - `iteration_seconds`: from step to step, and of them `waited_drive_seconds` in which
+          computation waited for states, buffers or writes, `waited_copies_seconds` in which it
+          waited for copies of a GPU, and `step_seconds` in which it stepped; averages too.
         """
         if self._store is None:
             raise RuntimeError("this optimizer is closed")
@@ -502,6 +512,7 @@ class Offloaded(torch.optim.Optimizer):
             **self._store.space.stats(),
             "kept_bytes": self._store.kept.nbytes,
             **self._traffic.stats(parameters),
+            **self._traffic.seconds(),
         }
 
     def close(self) -> None:

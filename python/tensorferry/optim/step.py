@@ -21,10 +21,9 @@ from .._memory.buffers import letting_go
 from .._memory.heap import note_freed
 from .._memory.layout import page_up
 from .._memory.stored_parameter import StoredParameter, stored_parameter_of
+from .._memory.waits import DRIVE, STEP
 from .._notes import add_note
-from .._tracing import span
 from .cut_masters import LOW, Cutting, begin_cut, join
-from .kept import GpuWork
 from .load import Load, Record, Stepping, Until, Work
 from .masters import follow
 from .quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
@@ -352,7 +351,8 @@ class Step:
         lent: dict[Tensor, dict[str, Any]] = collections.defaultdict(dict)
         stepping = [self._lend(load, groups, lent) for load in loads]
         self.begun = True
-        stepped = self._stepper.step(list(groups.values()), lent)
+        with self._store.waits.on(STEP, f"{self._stepper.name} step"):
+            stepped = self._stepper.step(list(groups.values()), lent)
         self._note_changes(groups)
         for one in stepping:
             self._take_back(one, stepped)
@@ -361,12 +361,8 @@ class Step:
         self, load: Load, groups: dict[int, Group], lent: dict[Tensor, dict[str, Any]]
     ) -> Stepping:
         """Adds the tensors and states of a sub-group to those that the optimizer gets."""
-        with span("wait for states"):
-            for operation in load.operations:
-                if isinstance(operation, GpuWork):
-                    operation.precede()
-                else:
-                    operation.wait()
+        with self._store.waits.on(DRIVE, "wait for states"):
+            load.wait()
         if (scratch := self._scratch.get(load.group.device)) is not None:
             scratch.begin()
         is_first = not load.group.fields and self._stepper.is_adam

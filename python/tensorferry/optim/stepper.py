@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._tracing import span
 from .supported import ADAM, ELEMENTWISE, plain_step
 
 
@@ -32,8 +31,7 @@ class Stepper:
         self._optimizer.state = states
         self._optimizer.param_groups = groups
         try:
-            with span(f"{self.name} step"):
-                self._step(self._optimizer)
+            self._step(self._optimizer)
             return self._optimizer.state
         finally:  # the buffer that these lie in is free only when nobody holds them
             self.reset(own_groups)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._memory.gpu_pool import GpuPool
-from .._tracing import span
+from .._memory.waits import COPIES, DRIVE, Waits
 from .kept import GpuWork
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class StateStore:
         self.spoiled: str | None = None
         self.writes: list[Operation | GpuWork] = []  # under way, oldest first
         self.buffers_bytes = buffers_bytes  # of all buffers together, on the device that steps
+        self.waits = Waits()
         self._gpu_pools: dict[torch.device, GpuPool] = {}
 
     @property
@@ -44,11 +45,11 @@ class StateStore:
         """Returns a buffer on the device that steps, waiting until enough of them are free. What
         uses it must call note_computing()."""
         if device.type == "cpu":
-            with span("wait for room"):
+            with self.waits.on(DRIVE, "wait for room"):
                 return _tensor(self.space.take(nbytes))
         pool = self._pool(device)
         while (memory := pool.take_unnoted(nbytes, beyond=not self.writes)) is None:
-            self.writes[0].wait()
+            self._wait(self.writes[0], "room")
             del self.writes[0]  # not before: Ctrl-C must not lose one that has failed
         return memory
 
@@ -62,7 +63,7 @@ class StateStore:
                 one for one in self.writes if not (isinstance(one, GpuWork) and one.done())
             ]
             return self._pool(device).take_unnoted(nbytes)
-        with span("wait for room"):
+        with self.waits.on(DRIVE, "wait for room"):
             while True:
                 operation = unfinished()
                 try:
@@ -138,7 +139,7 @@ class StateStore:
         failed = None
         for operation in self.writes:
             try:
-                operation.wait()
+                self._wait(operation, "writes")
             except OSError as error:
                 failed = failed or error
         self.writes = []  # not before: Ctrl-C must not lose one that has failed
@@ -148,6 +149,14 @@ class StateStore:
                 f"the step before ({failed})"
             )
             raise failed
+
+    def _wait(self, operation: Operation | GpuWork, what: str) -> None:
+        if isinstance(operation, GpuWork):
+            with self.waits.on(COPIES, "wait for copies"):
+                operation.wait()
+        else:
+            with self.waits.on(DRIVE, f"wait for {what}"):
+                operation.wait()
 
     def spoil(self, why: str) -> None:
         """The states cannot be used from now on. The first reason stays."""

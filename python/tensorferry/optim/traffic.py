@@ -1,10 +1,12 @@
-"""How many bytes the drive moves for a step, and how many it takes in a day."""
+"""How many bytes the drive moves for a step, how many it takes in a day, and who waited for it."""
 
 from __future__ import annotations
 
 import collections
 import time
 from typing import Any, NamedTuple
+
+from .._memory.waits import COPIES, DRIVE, STEP, Waits
 
 _STEPS = 16  # the pace is that of so many
 _DAY_SECONDS = 24 * 60 * 60
@@ -16,6 +18,9 @@ class _Begun(NamedTuple):
     seconds: float
     read_bytes: int
     written_bytes: int
+    waited: float  # for the drive
+    copying: float  # waited for copies of a GPU
+    stepping: float
 
 
 class Traffic:
@@ -24,15 +29,24 @@ class Traffic:
     def __init__(self) -> None:
         self._steps: collections.deque[_Begun] = collections.deque(maxlen=_STEPS + 1)
 
-    def begin_step(self, moved: dict[str, Any]) -> None:
-        """Notes what the drive has moved before a step: `moved` is SwapSpace.stats()."""
-        self._steps.append(_Begun(time.monotonic(), moved["read_bytes"], moved["written_bytes"]))
+    def begin_step(self, moved: dict[str, Any], waits: Waits) -> None:
+        """Notes what the drive has moved before a step, and what was waited for: `moved` is
+        SwapSpace.stats()."""
+        self._steps.append(
+            _Begun(
+                time.monotonic(),
+                moved["read_bytes"],
+                moved["written_bytes"],
+                waits.seconds(DRIVE),
+                waits.seconds(COPIES),
+                waits.seconds(STEP),
+            )
+        )
 
     def stats(self, parameters: int) -> dict[str, float]:
         """Bytes per parameter and step, and bytes written in a day at this pace; zeros before the
         second step begins. The first step, which reads nothing, is left out as soon as may be."""
-        steps = list(self._steps)
-        steps = steps[1:] if len(steps) > 2 else steps
+        steps = self._counted()
         if len(steps) < 2 or parameters == 0:
             read = written = pace = 0.0
         else:
@@ -47,3 +61,22 @@ class Traffic:
             "written_bytes_per_parameter": written,
             "written_bytes_per_day": pace,
         }
+
+    def seconds(self) -> dict[str, float]:
+        """The time from step to step, and what of it went where; zeros before the second step."""
+        steps = self._counted()
+        count = max(len(steps) - 1, 1)
+        first, last = (steps[0], steps[-1]) if steps else (_NOTHING, _NOTHING)
+        return {
+            "iteration_seconds": (last.seconds - first.seconds) / count,
+            "waited_drive_seconds": (last.waited - first.waited) / count,
+            "waited_copies_seconds": (last.copying - first.copying) / count,
+            "step_seconds": (last.stepping - first.stepping) / count,
+        }
+
+    def _counted(self) -> list[_Begun]:
+        steps = list(self._steps)
+        return steps[1:] if len(steps) > 2 else steps
+
+
+_NOTHING = _Begun(0.0, 0, 0, 0.0, 0.0, 0.0)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from plotly.offline import get_plotlyjs
 
-from . import bench, compare, plan, sweep, tune
+from . import bench, compare, plan, sweep, trace, tune
 from .compare import Run
 from .page import (
     Json,
@@ -34,7 +34,15 @@ class Maker(Protocol):
     def sections(self, page: Page, results: Json, prefix: str) -> str: ...
 
 
-MAKERS: dict[str, Maker] = {"bench": bench, "sweep": sweep, "tune": tune, "plan": plan}
+MAKERS: dict[str, Maker] = {
+    "bench": bench,
+    "sweep": sweep,
+    "tune": tune,
+    "plan": plan,
+    "trace": trace,
+}
+# Those that are not compared: they stand one after the other.
+_ALONE = ("plan", "trace")
 
 
 def make_page(runs: Sequence[Run]) -> str:
@@ -45,7 +53,7 @@ def make_page(runs: Sequence[Run]) -> str:
     body = [f"<header>{_head(runs, title)}</header>", "<main>"]
     for command in MAKERS:
         same = [(label, results) for label, results in runs if results["command"] == command]
-        if len(same) > 1 and command != "plan":  # plans stand one after the other
+        if len(same) > 1 and command not in _ALONE:
             body.append(compare.sections(page, same, command))
     for index, (label, results) in enumerate(runs, 1):
         body.append(_run(page, label, results, f"run-{index}", alone=len(runs) == 1))
@@ -88,7 +96,7 @@ def _head(runs: Sequence[Run], title: str) -> str:
     links = [
         (f"compare-{command}", f"Compare {command}")
         for command in MAKERS
-        if sum(results["command"] == command for _, results in runs) > 1 and command != "plan"
+        if command not in _ALONE and sum(r["command"] == command for _, r in runs) > 1
     ]
     links += [(f"run-{index}", label) for index, (label, _) in enumerate(runs, 1)]
     items = "".join(f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text in links)

@@ -40,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Makes the page; returns the exit status: 0, or 1 with a line on stderr."""
     parser = argparse.ArgumentParser(
         prog="tensorferry report",
-        description="`tensorferry report`: results files in, one HTML page out.",
+        description="`tensorferry report`: results files and traces in, one HTML page out.",
     )
     parser.add_argument(
-        "results", nargs="+", help="files that bench, sweep, tune or plan wrote (--json)"
+        "results",
+        nargs="+",
+        help="files that bench, sweep, tune or plan wrote (--json), or traces of training",
     )
     parser.add_argument("-o", "--output", default="report.html", help="the page to write")
     arguments = parser.parse_args(argv)

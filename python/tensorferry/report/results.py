@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from . import trace
 from .page import Json, number
 
 FORMAT = "tensorferry-results"
@@ -113,6 +114,11 @@ def load(path: str | os.PathLike[str]) -> Json:
             f"{path}: not JSON; give a file that `tensorferry bench`, `sweep`, `tune` or "
             "`plan` wrote with --json"
         ) from error
+    if isinstance(results, list):
+        found = trace.results_of(path, results)
+        if isinstance(found, str):
+            raise Unusable(f"{path}: {found}; give a trace of training, or results")
+        return found
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise Unusable(
             f"{path}: not results of tensorferry; give a file that `tensorferry bench`, "
