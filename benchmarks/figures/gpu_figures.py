@@ -15,7 +15,8 @@ Each row is a ratio of two sides, measured in turns on the same file:
 - load_file of a checkpoint of 1 GiB against raw io_uring, with the memory that it takes on both
   sides.
 - a model of transformers of 8 GB: loaded, run with a quarter of its weights on the GPU, and with
-  half of the keys and values of a long context there, against raw io_uring (model_figures.py).
+  half of the keys and values of a long context there, against raw io_uring (model_figures.py);
+- the call of a save in the background against copying as much over PCIe (saving_figures.py).
 Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time. The
 sections "threads" and "drives" are those of scale_figures.py and need no GPU.
 """
@@ -39,7 +40,7 @@ import tensorferry
 import tensorferry.safetensors.torch
 import torch
 
-from benchmarks.figures import model_figures, scale_figures
+from benchmarks.figures import model_figures, saving_figures, scale_figures
 from benchmarks.figures.paired import HEAD, row, timed
 from benchmarks.jobs.checkpoint_tensors import check, tensors_of
 from benchmarks.rows.pairs import Target
@@ -402,6 +403,7 @@ GPU_SECTIONS = (
     "cached",
     "checkpoints",
     "models",
+    "saving",
 )
 
 
@@ -421,6 +423,8 @@ def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
         set_of_tensors(folder, options.set_gb * GB)
     if "checkpoints" in options.sections:
         checkpoint_rows(folder, ring, pairs)
+    if "saving" in options.sections:
+        saving_figures.saving_rows(folder, pairs)
     if "models" in options.sections:
         model_figures.model_rows(folder, ring, max(pairs // 3, 3))
     if "cached" in options.sections:
