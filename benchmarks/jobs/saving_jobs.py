@@ -22,6 +22,11 @@ ROWS, WIDTH = 512, 1024  # a step of these takes about as long as many a kernel 
 EVERY = 10  # steps from snapshot to snapshot
 
 
+def stage_bytes(size: int) -> int:
+    """All of it, and the odd ends of windows."""
+    return size + (64 << 20)
+
+
 class Jobs:
     def __init__(self, run: str, folder: str) -> None:
         self.folder = os.path.join(folder, f"saving-{run}")
@@ -44,7 +49,7 @@ class Jobs:
         for number in range(-5, repeat):
             if saved and (saving is None or saving.done()):
                 saving = tensorferry.checkpoint.save(
-                    tensors, path, wait=False, stage_bytes=2 * size
+                    tensors, path, wait=False, stage_bytes=stage_bytes(size)
                 )
             begin = time.perf_counter()
             for _ in range(20):
@@ -61,9 +66,9 @@ class Jobs:
         tensors = self.state(size)
         path = os.path.join(self.folder, "call.pt")
         save = tensorferry.checkpoint.save
-        save(tensors, path, wait=False, stage_bytes=2 * size).wait()
+        save(tensors, path, wait=False, stage_bytes=stage_bytes(size)).wait()
         begin = time.perf_counter()
-        saving = save(tensors, path, wait=False, stage_bytes=2 * size)
+        saving = save(tensors, path, wait=False, stage_bytes=stage_bytes(size))
         seconds = time.perf_counter() - begin
         saving.wait()
         os.unlink(path)
