@@ -39,6 +39,7 @@ from benchmarks.rows.offload_rows import offload_rows
 from benchmarks.rows.pairs import PAIRS
 from benchmarks.rows.peer_rows import import_rows, peer_rows
 from benchmarks.rows.row import NO_TIME, OURS, Row
+from benchmarks.rows.saving_rows import saving_rows
 from benchmarks.rows.scale_rows import scale_rows
 from benchmarks.rows.torch_rows import torch_rows
 
@@ -194,6 +195,7 @@ def all_rows(bench: Bench, peers: Peers, options: argparse.Namespace) -> list[Ro
     rows += class_rows(bench)
     rows += peer_rows(bench, peers)
     rows += checkpoint_rows(bench, peers)
+    rows += saving_rows(bench, peers)
     rows += import_rows(peers)
     if options.quick:
         rows = [row for row in rows if row.peer not in SLOW_TO_SET_UP]

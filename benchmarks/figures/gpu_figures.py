@@ -17,7 +17,8 @@ Each row is a ratio of two sides, measured in turns on the same file:
 - a model of transformers of 8 GB: loaded, run with a quarter of its weights on the GPU, and with
   half of the keys and values of a long context there, against raw io_uring (model_figures.py);
 - whole iterations of training a GPT, against the slower of the drive and the GPU
-  (iteration_figures.py).
+  (iteration_figures.py);
+- the call of a save in the background against copying as much over PCIe (saving_figures.py).
 Then it reads a set of tensors, 20 GB in all, to the GPU: speed over time, memory, CPU time. The
 sections "threads" and "drives" are those of scale_figures.py and need no GPU.
 """
@@ -41,7 +42,12 @@ import tensorferry
 import tensorferry.safetensors.torch
 import torch
 
-from benchmarks.figures import iteration_figures, model_figures, scale_figures
+from benchmarks.figures import (
+    iteration_figures,
+    model_figures,
+    saving_figures,
+    scale_figures,
+)
 from benchmarks.figures.paired import HEAD, row, timed
 from benchmarks.jobs.checkpoint_tensors import check, tensors_of
 from benchmarks.rows.pairs import Target
@@ -405,6 +411,7 @@ GPU_SECTIONS = (
     "checkpoints",
     "models",
     "iteration",
+    "saving",
 )
 
 
@@ -424,6 +431,8 @@ def gpu_rows(options: argparse.Namespace, folder: Path) -> None:
         set_of_tensors(folder, options.set_gb * GB)
     if "checkpoints" in options.sections:
         checkpoint_rows(folder, ring, pairs)
+    if "saving" in options.sections:
+        saving_figures.saving_rows(folder, pairs)
     if "models" in options.sections:
         model_figures.model_rows(folder, ring, max(pairs // 3, 3))
     if "iteration" in options.sections:

@@ -40,6 +40,8 @@ def test_snapshots_are_listed_verified_exported_and_dropped(made, ferry):
     ferry("checkpoint", "compare", "model.pt", "weights.safetensors")
     ferry("snapshot", "export", "snapshots", "weights.pt", "--name", "first", "--json")
     ferry("checkpoint", "compare", "model.pt", "weights.pt", code=1)
+    ferry("snapshot", "export", "snapshots", "folder", "--format", "dcp")
+    ferry("checkpoint", "compare", "model.pt", "folder")
     refused = ferry("snapshot", "drop", "snapshots", "third", code=2).stderr
     assert "has no snapshot 'third': it has first, second" in refused
     assert "dropped first" in ferry("snapshot", "drop", "snapshots", "first").stdout

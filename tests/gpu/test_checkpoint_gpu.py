@@ -75,3 +75,43 @@ def test_a_flipped_bit_is_reported_for_a_gpu_too(tmp_path):
     with pytest.raises(OSError, match="model/data/3") as caught:
         checkpoint.load(file, map_location="cuda")
     assert caught.value.errno == errno.EBADMSG
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("stage_bytes", [None, 32 * MiB])
+def test_a_save_in_the_background_has_the_values_of_the_call(tmp_path, name, stage_bytes):
+    state = {key: tensor for key, tensor in tensors().items() if key != "view"}
+    checkpoint.save(state, tmp_path / name)
+    expected = (tmp_path / name).read_bytes()
+    copies = {key: tensor.clone() for key, tensor in state.items()}
+    for tensor in state.values():
+        tensor.zero_()
+    square = torch.randn(8192, 8192, device="cuda")
+    for _ in range(20):
+        square = torch.mm(square, square)  # what follows in the stream comes late
+    for key, tensor in state.items():
+        tensor.copy_(copies[key])
+    saving = checkpoint.save(state, tmp_path / name, wait=False, stage_bytes=stage_bytes)
+    for tensor in state.values():
+        tensor.zero_()
+    saving.wait()
+    assert (tmp_path / name).read_bytes() == expected
+
+
+def test_a_stager_copies_a_state_of_the_gpu(tmp_path):
+    import tensorferry.dcp
+    import torch.distributed.checkpoint as dcp
+
+    stager = tensorferry.dcp.Stager()
+    writer = tensorferry.dcp.Writer(tmp_path / "checkpoint")
+    for round_number in range(2):
+        state = tensors() | {"turned": torch.randn(300, 500, device="cuda").t()}
+        copies = {key: tensor.clone() for key, tensor in state.items()}
+        saving = dcp.async_save(state, storage_writer=writer, async_stager=stager)
+        for tensor in state.values():
+            tensor.zero_()
+        saving.result()
+        dcp.load(state, storage_reader=tensorferry.dcp.Reader(tmp_path / "checkpoint"))
+        assert_same(state, copies)
+        assert stager.stats()["buffer_bytes_used"] == 0, round_number
+    stager.close()

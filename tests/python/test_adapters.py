@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 import tensorferry.optim
-from tensorferry.transformers import from_pretrained, weights_of
+from tensorferry.transformers import from_pretrained, save_merged, weights_of
 
 WORDS, STEPS = 200, 4
 
@@ -123,6 +123,104 @@ def test_adapters_are_saved_and_merged(tmp_path, folder):
         for name in ("ours", "theirs")
     )
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def equal_files(mine, theirs):
+    """The same tensors, names and configuration."""
+    from safetensors.torch import load_file
+
+    assert (mine / "config.json").read_text() == (theirs / "config.json").read_text()
+    one, other = (
+        {k: v for path in sorted(at.glob("*.safetensors")) for k, v in load_file(path).items()}
+        for at in (mine, theirs)
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], ["embed_tokens", "lm_head"]])
+def test_adapters_are_merged_while_the_weights_stay_in_their_files(
+    tmp_path, folder, dtype, targets
+):
+    """Two adapters are active, one of them is not."""
+    config = peft.LoraConfig(
+        r=4, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False
+    )
+
+    def adapted(model):
+        torch.manual_seed(3)
+        model = peft.get_peft_model(model, config)
+        for name in ("second", "third"):
+            model.add_adapter(name, config)
+        model.base_model.set_adapter(["default", "third"])
+        return model
+
+    model = adapted(from_pretrained(folder, 160 << 10, keep_bytes=512, dtype=dtype))
+    expected = adapted(transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype))
+    words = batches(1)[0]
+    with torch.no_grad():
+        before = model(words).logits
+        save_merged(model, tmp_path / "ours", max_shard_size="200KB")
+        assert torch.equal(model(words).logits, before)
+    weights = weights_of(model.get_base_model())
+    assert weights.stats()["written_bytes"] == 0
+    weights.close()
+    expected.merge_and_unload().save_pretrained(tmp_path / "theirs", max_shard_size="200KB")
+    equal_files(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [(dict(use_dora=True), "DoRA"), (dict(modules_to_save=["lm_head"]), "ModulesToSaveWrapper")],
+)
+def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, folder, options, what):
+    base = from_pretrained(folder, 160 << 10)
+    if "use_dora" in options:
+        with weights_of(base).gather():  # peft computes norms of the weights
+            model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], **options))
+    else:
+        model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], **options))
+    with pytest.raises(ValueError, match=what):
+        save_merged(model, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    weights_of(base).close()
+
+
+def test_merging_takes_the_memory_of_a_weight_and_not_of_the_model(tmp_path):
+    import threading
+    import time
+
+    def anonymous_bytes():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=512, intermediate_size=2048, num_hidden_layers=8,
+        num_attention_heads=8,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(
+        from_pretrained(tmp_path / "base", 16 << 20),
+        peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+    )
+    most, done, before = 0, threading.Event(), anonymous_bytes()
+
+    def watch():
+        nonlocal most
+        while not done.is_set():
+            most = max(most, anonymous_bytes())
+            time.sleep(0.001)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    save_merged(model, tmp_path / "merged", max_shard_size="20MB")
+    done.set()
+    watching.join()
+    weights = weights_of(model.get_base_model())
+    assert weights.stats()["weight_bytes"] > 128 << 20
+    assert most - before < 60 << 20, f"{(most - before) >> 20} MiB"
+    weights.close()
 
 
 def test_the_trainer_of_transformers(tmp_path, folder):

@@ -47,7 +47,7 @@ def test_examples_with_deepspeed():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", ["", "Reader", "Writer"])
+@pytest.mark.parametrize("name", ["", "Reader", "Stager", "Writer"])
 def test_examples_of_distributed_checkpoints(name):
     pytest.importorskip("torch")
     owner = getattr(tensorferry.dcp, name) if name else tensorferry.dcp

@@ -425,6 +425,24 @@ def test_the_end_of_python_finishes_a_save(tmp_path, ending):
     check_saved(tmp_path)
 
 
+def test_the_end_of_a_process_of_multiprocessing_finishes_a_save(tmp_path):
+    program = (
+        BEGIN
+        + """
+    import multiprocessing
+    torch.set_num_threads(1)
+    def train():
+        checkpoint.save(state, file, wait=False)
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    """
+    )
+    check_python(program, tmp_path / "model.pt", python=WARM_PYTHON)
+    check_saved(tmp_path)
+
+
 def test_an_exception_of_the_program_finishes_a_save(tmp_path):
     program = (
         BEGIN

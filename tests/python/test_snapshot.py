@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -345,3 +346,19 @@ def test_a_killed_run_goes_on_from_its_last_snapshot(kind, nvme, path):
     assert [min(part) for part in parts] == [1, 3, 7]
     for part in parts:
         assert part == {number: whole[number] for number in part}
+
+
+def test_an_export_is_in_the_background_unless_its_user_says_otherwise(make, path, tmp_path):
+    run = make("all in memory")
+    run.model.register_buffer("large", torch.randn(3 << 20))
+    run.take(path)
+    took = {}
+    tensorferry.set_rate("background", 16 << 20)
+    try:
+        for priority in ("normal", "background"):
+            begin = time.monotonic()
+            tensorferry.snapshot.export(path, tmp_path / "out.pt", priority=priority)
+            took[priority] = time.monotonic() - begin
+    finally:
+        tensorferry.set_rate("background", None)
+    assert took["background"] > 0.4 + took["normal"], took

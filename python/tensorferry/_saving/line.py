@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -50,6 +51,7 @@ class _Line:
         self._jobs: deque[Job] = deque()  # the first one is being written
         self._unseen: list[Saving] = []  # those that failed
         self._thread: threading.Thread | None = None
+        self._finalized = False  # whether multiprocessing calls finish()
 
     def save(self, job: Job, stage_bytes: int, when_busy: WhenBusy) -> Saving:
         """Puts a save into the line, and returns when the caller may change its tensors."""
@@ -136,6 +138,7 @@ class _Line:
         while len(self._jobs) > _WAITING_MAX:
             if (first := self.first()) is not None:
                 self._wait_for_end(first)
+        self._finish_with_multiprocessing()
         with self._changed:
             self._jobs.append(job)
             if self._thread is not None:
@@ -147,6 +150,16 @@ class _Line:
                 self._jobs.pop()
                 raise
             self._thread = thread
+
+    def _finish_with_multiprocessing(self) -> None:
+        """A process that multiprocessing has forked ends without atexit."""
+        process = sys.modules.get("multiprocessing.process")
+        if self._finalized or process is None or process.parent_process() is None:
+            return
+        from multiprocessing.util import Finalize
+
+        Finalize(None, self.finish, exitpriority=100)
+        self._finalized = True
 
     def _withdraw(self, job: Job) -> bool:
         """Takes a cancelled save out of the line, if its turn has not come."""

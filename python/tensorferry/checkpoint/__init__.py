@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 # Not torch: who only looks where the bytes of a file are does not need it.
 from .torch_layout import NotOurs
@@ -34,6 +34,32 @@ _log = logging.getLogger("tensorferry")
 Format = Literal["torch", "safetensors"]
 
 
+@overload
+def save(
+    obj: object,
+    path: str | os.PathLike[str],
+    *,
+    format: Format | None = None,
+    progress: Progress = None,
+    pickle_module: ModuleType = pickle,
+    pickle_protocol: int = 2,
+    wait: Literal[True] = True,
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> None: ...
+@overload
+def save(
+    obj: object,
+    path: str | os.PathLike[str],
+    *,
+    format: Format | None = None,
+    progress: Progress = None,
+    pickle_module: ModuleType = pickle,
+    pickle_protocol: int = 2,
+    wait: Literal[False],
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> Saving: ...
 def save(
     obj: object,
     path: str | os.PathLike[str],

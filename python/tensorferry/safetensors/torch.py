@@ -9,7 +9,7 @@ tensor([0., 1., 2., 3.])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
@@ -47,6 +47,30 @@ __all__ = [
 ]
 
 
+@overload
+def save_file(
+    tensors: dict[str, torch.Tensor],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    checksums: bool = False,
+    progress: Progress = None,
+    wait: Literal[True] = True,
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> None: ...
+@overload
+def save_file(
+    tensors: dict[str, torch.Tensor],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    checksums: bool = False,
+    progress: Progress = None,
+    wait: Literal[False],
+    stage_bytes: int | None = None,
+    when_busy: WhenBusy = "queue",
+) -> Saving: ...
 def save_file(
     tensors: dict[str, torch.Tensor],
     filename: str | os.PathLike[str],

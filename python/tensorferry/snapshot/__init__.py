@@ -21,6 +21,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._core import PriorityScope
+
 # Not torch: who only lists or drops snapshots does not need it.
 from . import folder
 from .folder import Snapshot, Unusable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from .kinds import Stateful
+    from .verifying import Format, Priority
 
 __all__ = ["Resumed", "Snapshot", "Unusable", "drop", "export", "find", "resume", "take", "verify"]
 
@@ -99,25 +102,38 @@ def find(path: AnyPath) -> list[Snapshot]:
     return folder.find(Path(path))
 
 
-def verify(path: AnyPath, name: str | None = None) -> dict[str, int]:
+def verify(
+    path: AnyPath, name: str | None = None, *, priority: Priority = "background"
+) -> dict[str, int]:
     """Reads all of the newest snapshot in a folder, or of the one of that name, and compares the
-    checksums. Returns how many tensors and bytes it has read and how many tensors have no checksum.
+    checksums. Beside a run it reads in the background, unless you name another priority. Returns
+    how many tensors and bytes it has read and how many tensors have no checksum.
     Raises OSError (EBADMSG) for bytes that have changed, and Unusable if there is no snapshot."""
     from . import verifying
 
-    return verifying.verify(Path(path), name)
+    with PriorityScope(priority):
+        return verifying.verify(Path(path), name)
 
 
 def export(
-    path: AnyPath, target: AnyPath, name: str | None = None, *, rank: int = 0
+    path: AnyPath,
+    target: AnyPath,
+    name: str | None = None,
+    *,
+    rank: int = 0,
+    format: Format | None = None,
+    priority: Priority = "background",
 ) -> dict[str, int]:
     """Writes the weights and buffers of a snapshot to a checkpoint: a file of torch.save, or a
-    safetensors file if the name ends in ".safetensors". The run may go on meanwhile. Compares the
-    checksums first. Returns how many tensors and bytes it has written. With several ranks these are
+    safetensors file if the name ends in ".safetensors" or format="safetensors"; format="dcp" writes
+    a folder of torch.distributed.checkpoint. The run may go on meanwhile: reads and writes have the
+    priority "background", unless you name another. Compares the checksums
+    first. Returns how many tensors and bytes it has written. With several ranks these are
     the weights of one of them. For states of an optimizer, resume() and save its state_dict()."""
     from . import verifying
 
-    return verifying.export(Path(path), Path(target), name, rank)
+    with PriorityScope(priority):
+        return verifying.export(Path(path), Path(target), name, rank, format, priority)
 
 
 def drop(path: AnyPath, name: str) -> None:

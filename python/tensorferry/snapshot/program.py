@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--name")
         if name == "export":
             command.add_argument("--rank", type=int, default=0)
+            command.add_argument("--format", choices=("torch", "safetensors", "dcp"))
         for word in words:
             command.add_argument(word)
     return parser
@@ -72,7 +73,13 @@ def _run(arguments: argparse.Namespace) -> tuple[Any, str]:
             text += f"; {counts['without_checksum']} of them have no checksum and were only read"
         return counts, text
     if arguments.command == "export":
-        counts = export(path, arguments.target, arguments.name, rank=arguments.rank)
+        counts = export(
+            path,
+            arguments.target,
+            arguments.name,
+            rank=arguments.rank,
+            format=arguments.format,
+        )
         text = f"wrote {counts['tensors']} tensors, {counts['bytes']} bytes, to {arguments.target}"
         return counts, text
     drop(path, arguments.name)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .. import checkpoint
 from . import folder
 from .reading import Reader
+
+Format = Literal["torch", "safetensors", "dcp"]
+Priority = Literal["urgent", "normal", "background"]
 
 
 def verify(path: Path, name: str | None) -> dict[str, int]:
@@ -23,8 +27,12 @@ def verify(path: Path, name: str | None) -> dict[str, int]:
     return counts
 
 
-def export(path: Path, target: Path, name: str | None, rank: int) -> dict[str, int]:
+def export(
+    path: Path, target: Path, name: str | None, rank: int, format: Format | None, priority: Priority
+) -> dict[str, int]:
     """See tensorferry.snapshot.export()."""
+    if format not in (None, "torch", "safetensors", "dcp"):
+        raise ValueError(f"format is {format!r}; it must be 'torch', 'safetensors' or 'dcp'")
     snapshot = folder.existing(path, name)
     if rank >= snapshot.ranks:
         raise folder.Unusable(f"{snapshot.path} has {snapshot.ranks} ranks, and no rank {rank}")
@@ -49,5 +57,20 @@ def export(path: Path, target: Path, name: str | None, rank: int) -> dict[str, i
                 else memory["model"]["tensors"][key].detach()
                 for key in layout["tensors"]
             }
-            checkpoint.save(tensors, target)
+            if format == "dcp":
+                _save_distributed(tensors, target, priority)
+            else:
+                checkpoint.save(tensors, target, format=format)
             return {"tensors": len(tensors), "bytes": sum(t.nbytes for t in tensors.values())}
+
+
+def _save_distributed(tensors: dict[str, Any], target: Path, priority: Priority) -> None:
+    import torch.distributed.checkpoint
+
+    from .. import dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that no other rank takes part
+        torch.distributed.checkpoint.save(
+            tensors, storage_writer=dcp.Writer(target, priority=priority), no_dist=True
+        )

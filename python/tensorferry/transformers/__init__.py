@@ -20,8 +20,9 @@ from .loading import Loading
 
 if TYPE_CHECKING:
     from .cache import NvmeCache as NvmeCache
+    from .snapshots import SnapshotCallback as SnapshotCallback
 
-__all__ = ["NvmeCache", "from_pretrained", "weights_of"]
+__all__ = ["NvmeCache", "SnapshotCallback", "from_pretrained", "save_merged", "weights_of"]
 
 # experts_implementation="tensorferry" also for models that are in memory.
 if "transformers.integrations.moe" in sys.modules:
@@ -90,6 +91,19 @@ def weights_of(model: torch.nn.Module) -> OffloadedParameters:
     return weights
 
 
+def save_merged(model: Any, folder: str | os.PathLike[str], **options: Any) -> None:
+    """Saves what `model.merge_and_unload().save_pretrained(folder, **options)` saves, for a
+    PeftModel over a model of from_pretrained(): the weights stay in their files, the model stays as
+    it is, and no more of the weights is in memory than at other times.
+
+    Merges the active LoRA adapters, one weight after the other, into a file without a name in
+    `folder`, which needs room for those weights twice. Other adapters are refused by name.
+    """
+    from .merging import save_merged as merged
+
+    merged(model, weights_of(model.get_base_model()), folder, options)
+
+
 def _class_of(path: str | os.PathLike[str], options: dict[str, Any]) -> type[Any]:
     """Returns the class that the configuration names."""
     import transformers
@@ -115,4 +129,8 @@ if not TYPE_CHECKING:  # it would give every name to type checkers
             from .cache import NvmeCache
 
             return NvmeCache
+        if name == "SnapshotCallback":
+            from .snapshots import SnapshotCallback
+
+            return SnapshotCallback
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
