@@ -71,7 +71,7 @@ tsan: export TSAN_OPTIONS := $(symbolizer)
 # Tests do not depend on what somebody has tuned on this machine.
 test quick soak asan tsan fuzz aarch64: export TENSORFERRY_PROFILES :=
 
-.PHONY: build test quick check soak bench compare python-figures command-figures moments-figures plan-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
+.PHONY: build test quick check soak bench compare python-figures command-figures moments-figures plan-figures rank-figures counts format check-format lint tidy asan tsan fuzz aarch64 wheel gpu-wheels test-gpu gpu-figures stubs docs install clean help
 
 build: ## Build the library, the Python package, the tests and the benchmark (build/release)
 	@$(build_all)
@@ -131,6 +131,12 @@ command-figures: ## What the command itself costs, and tune against the full gri
 	@$(SETUP) packages build test
 	@$(build_all)
 	@$(PY) -m benchmarks.figures.command_figures $(ARGS)
+
+rank-figures: ## What eight ranks on one drive reach together, against one (5 minutes)
+	@$(SETUP) packages build
+	@$(SETUP) venv test
+	@$(build_all)
+	@PYTHONPATH=$(CURDIR)/build/release/python:$(CURDIR) $(PY) -m benchmarks.figures.rank_figures $(ARGS)
 
 moments-figures: ## What moments in 8 bits cost a small language model (10 minutes)
 	@$(SETUP) packages build

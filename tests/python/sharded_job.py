@@ -4,8 +4,10 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 import warnings
 
+import tensorferry.checkpoint
 import tensorferry.dcp
 import tensorferry.offload
 import tensorferry.optim
@@ -534,6 +536,75 @@ def configured_words(nvme):
         "given": word_of(tensorferry.initialize, model, config, optimizer=given),
         "ddp": word_of(tensorferry.initialize, net(), configuration(0, nvme, weights=True)),
     }
+
+
+class Adapted(nn.Module):
+    """A frozen model and what is trained beside it."""
+
+    def __init__(self, base):
+        super().__init__()
+        torch.manual_seed(dist.get_rank())
+        self.adapter = nn.Linear(11, 11)
+        self.base = base
+
+    def forward(self, x):
+        return self.base(self.adapter(x))
+
+
+def adapters(folder):
+    """Trains beside weights that all ranks read from one checkpoint, under DDP."""
+    path = os.path.join(folder, f"base-{dist.get_world_size()}.safetensors")
+    if dist.get_rank() == 0:
+        tensorferry.checkpoint.save(net().state_dict(), path)
+    dist.barrier()
+    seen = []
+    for from_file in (False, True):
+        base = net()
+        if from_file:
+            weights = tensorferry.offload.checkpoint(base, path, LIMIT, keep_bytes=0)
+        model = Adapted(base.requires_grad_(False))
+        frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, frozen)
+        model = DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.module.adapter.parameters(), lr=0.02)
+        losses = []
+        for step in range(4):
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        seen.append((losses, model.module.adapter.weight.tolist()))
+    assert seen[0] == seen[1]
+    assert weights.stats()["read_bytes"] > 0 and weights.stats()["written_bytes"] == 0
+    word = word_of(DistributedDataParallel, Adapted(base))
+    weights.close()
+    return seen[1][1], word
+
+
+def as_deepspeed(path, steps):
+    """The losses of the training of tests/shared/deepspeed_job.py, by the same file."""
+    torch.manual_seed(0)
+    half = dict(dtype=torch.bfloat16)  # as zero.Init draws the values
+    model = nn.Sequential(
+        nn.Linear(256, 1024, **half),
+        nn.GELU(),
+        nn.Linear(1024, 1024, **half),
+        nn.GELU(),
+        nn.Linear(1024, 16, **half),
+    )
+    model, optimizer = tensorferry.initialize(model, path)
+    generator = torch.Generator().manual_seed(1234 + dist.get_rank())
+    losses = []
+    for _ in range(steps):
+        rows = torch.randn(8, 256, generator=generator, dtype=torch.bfloat16)
+        loss = model(rows).float().pow(2).mean()
+        optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert optimizer.weights.stats()["weight_bytes"] > 0
+    return losses
 
 
 if __name__ == "__main__":

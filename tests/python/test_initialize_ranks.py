@@ -7,6 +7,9 @@ from forked_ranks import ranks_of
 
 pytest.importorskip("torch")
 
+# What bf16 rounds: DeepSpeed adds up and rounds gradients in another order than torch.
+TOLERANCE = 0.01
+
 
 @pytest.fixture(scope="module")
 def run():
@@ -34,3 +37,17 @@ def test_what_does_not_go_together_is_said_with_what_to_do(run, tmp_path):
     for words in run(2, "configured_words", str(tmp_path)):
         assert "ConfigError" in words["given"] and "name the optimizer in the" in words["given"]
         assert "needs stage 3 with 2 ranks" in words["ddp"]
+
+
+def test_a_file_of_deepspeed_gives_the_losses_of_zero_3(run, tmp_path):
+    pytest.importorskip("deepspeed")
+    from deepspeed_training import config, train
+
+    (tmp_path / "nvme").mkdir()
+    steps = 6
+    theirs = train(config(tmp_path, "cpu", "cpu"), ranks=2, op="none", steps=steps)
+    ours = run(2, "as_deepspeed", str(config(tmp_path, "nvme", "nvme")), steps)
+    for (losses, _), own in zip(theirs, ours):
+        expected = [float.fromhex(loss) for _, loss in losses]
+        assert own == pytest.approx(expected, rel=TOLERANCE)
+        assert expected[0] != expected[-1]

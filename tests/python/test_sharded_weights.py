@@ -118,3 +118,9 @@ def test_a_snapshot_resumes_with_the_same_numbers(run, tmp_path):
     nvme = tmp_path / "nvme"
     nvme.mkdir()
     run(2, "resumed", str(nvme), str(nvme / "snapshots"))
+
+
+def test_ranks_of_ddp_read_frozen_weights_from_one_checkpoint(run, tmp_path):
+    (one, word), (other, _) = run(2, "adapters", str(tmp_path))
+    assert one == other
+    print(word)

@@ -37,7 +37,8 @@ class ShardPlace:
         if (fsdp_param := self._fsdp_param()) is not None:
             fsdp_param.sharded_param._local_tensor = local
             fsdp_param._sharded_param_data = padded
-            fsdp_param._init_extensions()
+            if not hasattr(fsdp_param, "_extensions_data"):
+                fsdp_param._init_extensions()
 
 
 class PaddedValues(SwappedValues):

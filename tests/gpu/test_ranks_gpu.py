@@ -1,0 +1,51 @@
+"""FSDP2 on CUDA tensors with weights, states and gradients on NVMe.
+
+One GPU shows one rank with NCCL, and two ranks where torch lets them share it. It cannot show NCCL
+between GPUs, nor that GPUs read beside each other's collectives."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks import rank_environments
+
+JOB = os.path.join(os.path.dirname(__file__), "ranks_job.py")
+
+
+def run_ranks(ranks, backend, nvme):
+    """What each rank printed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, JOB, backend, str(nvme)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in rank_environments(ranks, GLOO_SOCKET_IFNAME="lo")
+    ]
+    outputs = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=240)
+            assert process.returncode == 0, err
+            outputs.append(out)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return outputs
+
+
+def test_one_rank_with_nccl_gets_the_numbers_of_memory(tmp_path):
+    assert run_ranks(1, "nccl", tmp_path) == ["fp32\nmixed\nkept\n"]
+
+
+def test_two_ranks_that_share_a_gpu_get_the_numbers_of_memory(tmp_path):
+    """NCCL refuses two ranks on a GPU; gloo copies through memory."""
+    outputs = run_ranks(2, "gloo", tmp_path)
+    if outputs[0].startswith("torch cannot:"):
+        pytest.skip(outputs[0].strip())
+    assert outputs == ["fp32\nmixed\nkept\n"] * 2

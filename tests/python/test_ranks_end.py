@@ -1,0 +1,44 @@
+"""A rank that fails ends all ranks soon, and torchrun names it and its error."""
+
+import time
+
+import pytest
+from drives import loop_mount
+from elastic import start_torchrun
+
+pytest.importorskip("torch")
+
+ALONE = ["--standalone", "--nproc-per-node", "2"]
+MOST_SECONDS = 30  # from the fault to the end of the last process
+
+
+def failed_run(folder, drive, fault):
+    """What torchrun wrote about a run that a fault has ended."""
+    process = start_torchrun(ALONE, folder, drive, fault, log=folder / "log")
+    try:
+        assert process.wait(timeout=120) != 0
+    finally:
+        process.kill()
+        process.wait()
+    if (marker := folder / "fault").exists():
+        assert time.time() - float(marker.read_text()) < MOST_SECONDS
+    return (folder / "log").read_text()
+
+
+def root_cause(log):
+    """The part about the first failure."""
+    return log[log.index("Root Cause (first observed failure)") :]
+
+
+@pytest.mark.parametrize("fault, word", [("end", "OSError"), ("full", "OSError")])
+def test_a_drive_of_one_rank_that_fails_ends_all_with_its_error(tmp_path, fault, word):
+    with loop_mount(tmp_path, size="96M") as drive:
+        log = failed_run(tmp_path, drive, fault)
+    cause = root_cause(log)
+    assert word in cause, log
+
+
+def test_a_rank_that_is_killed_ends_all(tmp_path):
+    log = failed_run(tmp_path, tmp_path, "kill")
+    cause = root_cause(log)
+    assert "Signal 9" in cause and "rank      : 1" in cause, log
