@@ -136,6 +136,28 @@ Channel shared_by(const Channel& channel, double times, double ranks) {
           channel.both * times / ranks};
 }
 
+// Gives this way to as many of the sub-groups on the drive as there is room for, spread evenly
+// (_memory/spreading.py).
+void spread(const std::vector<SubGroup>& groups, double room, Way way, std::vector<Way>& ways) {
+  double total = 0;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (ways[i] == Way::drive) total += groups[i].record;
+  }
+  const double share = total > 0 ? std::min(room / total, 1.0) : 0;
+  double due = 0;
+  double taken = 0;
+  for (const bool evenly : {true, false}) {
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const double bytes = groups[i].record;
+      if (ways[i] != Way::drive) continue;
+      if (evenly) due += bytes * share;
+      if (taken + bytes > room || (evenly && taken + bytes / 2 > due)) continue;
+      ways[i] = way;
+      taken += bytes;
+    }
+  }
+}
+
 // All that goes into a forecast, in the order in which it is found out.
 class Forecaster {
  public:
@@ -274,21 +296,25 @@ class Forecaster {
                       .start_seconds = costs_.operation_seconds,
                       .drive = drive_,
                       .copies = copies_};
-    Keeper in_place(records, (machine_.has_gpu() ? in_gpu : in_cpu) / whole);
-    Keeper in_memory(records, (machine_.has_gpu() ? in_cpu : 0) / whole);
+    // As optim/kept.py: first in the memory of the device that steps, then in that of the system.
+    std::vector<Way> ways(groups.size(), Way::drive);
+    const double here_bytes = machine_.has_gpu() ? in_gpu : in_cpu;
+    spread(groups, here_bytes / whole, Way::in_place, ways);
+    if (machine_.has_gpu()) spread(groups, in_cpu / whole, Way::copies, ways);
     double kept_here = 0;
     double kept_there = 0;
-    for (const SubGroup& group : groups) {
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const SubGroup& group = groups[i];
       Stage stage{.read_bytes = group.read,
                   .compute_seconds = group.compute,
                   .write_bytes = group.written,
                   .held_bytes = group.held};
-      if (in_place.takes(group.record)) {
+      if (ways[i] == Way::in_place) {
         kept_here += group.record;
         stage.read_bytes -= group.record;
         stage.write_bytes -= group.record;
         if (stage.read_bytes < 1) stage.way = Way::in_place;
-      } else if (in_memory.takes(group.record)) {
+      } else if (ways[i] == Way::copies) {
         kept_there += group.record;
         stage.way = Way::copies;
       }
@@ -305,24 +331,6 @@ class Forecaster {
     result_.step = run(pipeline);
     result_.step_seconds = result_.step.seconds * whole;
   }
-
-  // Which of the sub-groups stay, spread over the step.
-  class Keeper {
-   public:
-    Keeper(double total, double room) : room_(room), share_(std::min(room / total, 1.0)) {}
-    bool takes(double bytes) {
-      due_ += bytes * share_;
-      if (taken_ + bytes > room_ || taken_ + bytes / 2 > due_) return false;
-      taken_ += bytes;
-      return true;
-    }
-
-   private:
-    double room_;
-    double share_;
-    double due_ = 0;
-    double taken_ = 0;
-  };
 
   void place_states(double records, double kept_here, double kept_there) {
     const ElementBytes in = element_bytes(task_, settings_, false);
@@ -357,7 +365,9 @@ class Forecaster {
     const double network = network_seconds();
     const Pipeline pipeline = pass_pipeline(tokens, compute, passes);
     result_.pass = run(pipeline);
-    result_.pass_seconds = passes * std::max(result_.pass.seconds, network);
+    // A GPU computes meanwhile; processors have to move the bytes themselves.
+    result_.pass_seconds = passes * (machine_.has_gpu() ? std::max(result_.pass.seconds, network)
+                                                        : result_.pass.seconds + network);
     result_.compute_seconds = passes * result_.pass.compute_seconds;
     result_.network_seconds = passes * network;
     for (const Stage& stage : pipeline.stages) {
