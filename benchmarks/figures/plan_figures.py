@@ -41,9 +41,9 @@ class SetUp:
 
     name: str
     dtype: str = "bf16"
-    tokens: int = 128
-    layers: int = 4
-    width: int = 1536
+    tokens: int = 160
+    layers: int = 5
+    width: int = 1344
     ranks: int = 1
     device: str = "cpu"
     optimizer: str = "adamw"
@@ -82,21 +82,21 @@ MIB = 1 << 20
 CPU_SET_UPS = (
     SetUp("fp32, AdamW: 8 bytes", "fp32"),
     SetUp("bf16, AdamW: 10 bytes"),
-    SetUp("fp16, AdamW: 12 bytes", "fp16", tokens=32),
+    SetUp("fp16, AdamW: 12 bytes", "fp16", tokens=48),
     SetUp("bf16, moments in 8 bits: 4 bytes", states={"moments": "int8"}),
-    SetUp("fp32, SGD, 3 buffers of 24 MiB", "fp32", optimizer="sgd",
-          states={"buffer_count": 3, "buffer_bytes": 24 * MIB}),
-    SetUp("fp32, AdamW, 8 buffers of 16 MiB", "fp32", tokens=64,
-          states={"buffer_count": 8, "buffer_bytes": 16 * MIB}),
-    SetUp("fp32, AdamW, 450 MB of states in memory", "fp32", states={"max_cpu_bytes": 450_000_000}),
-    SetUp("bf16, 8 bits, 200 MB of states in memory",
-          states={"moments": "int8", "max_cpu_bytes": 200_000_000}),
+    SetUp("fp32, SGD, 3 buffers of 32 MiB", "fp32", optimizer="sgd",
+          states={"buffer_count": 3, "buffer_bytes": 32 * MIB}),
+    SetUp("fp32, AdamW, 6 buffers of 20 MiB", "fp32", tokens=96,
+          states={"buffer_count": 6, "buffer_bytes": 20 * MIB}),
+    SetUp("fp32, AdamW, 350 MB of states in memory", "fp32", states={"max_cpu_bytes": 350_000_000}),
+    SetUp("bf16, 8 bits, 150 MB of states in memory",
+          states={"moments": "int8", "max_cpu_bytes": 150_000_000}),
     SetUp("bf16, gradients on the drive", states={"offload_gradients": True}),
-    SetUp("bf16, weights and gradients on the drive", tokens=256, weights=96 * MIB,
+    SetUp("bf16, weights and gradients on the drive", tokens=224, weights=80 * MIB,
           states={"offload_gradients": True}),
-    SetUp("fp32, one budget of 300 MB", "fp32", tokens=256, weights=300_000_000, budget=True,
+    SetUp("fp32, one budget of 250 MB", "fp32", tokens=224, weights=250_000_000, budget=True,
           states={"offload_gradients": True}),
-    SetUp("bf16, inference, weights on the drive", tokens=16, layers=8, weights=160 * MIB,
+    SetUp("bf16, inference, weights on the drive", tokens=12, layers=9, weights=140 * MIB,
           trains=False),
     SetUp("fp32, two ranks", "fp32", ranks=2),
 )  # fmt: skip

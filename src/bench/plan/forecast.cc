@@ -101,13 +101,19 @@ class Cutter {
   [[nodiscard]] double largest() const { return largest_; }
 
  private:
+  // optim/step.py gives memory back after each sub-group that took some.
+  [[nodiscard]] double taking_seconds() const {
+    const bool takes = task_.optimizer == OptimizerKind::sgd || settings_.offload_gradients;
+    return takes ? costs_.taking_seconds : 0;
+  }
+
   void place(const ElementBytes& each, double elements, double seconds) {
     const double held = std::ceil(elements * each.held) + held_pages;
     const double scratch = std::ceil(elements * each.scratch) + scratch_pages;
     const double share = held + std::ceil(scratch / settings_.buffer_count);
     if (groups_.empty() || filled_ + share > settings_.buffer_bytes) {
       groups_.emplace_back();
-      groups_.back().compute = costs_.group_seconds * shared_;
+      groups_.back().compute = (costs_.group_seconds + taking_seconds()) * shared_;
       filled_ = 0;
     }
     filled_ += share;
@@ -234,9 +240,11 @@ class Forecaster {
     }
     result_.items.push_back(gradients);
     if (machine_.ranks > 1 && task_.model.layers > 0) {
-      // FSDP gathers the weights of a layer, and those of the next one meanwhile.
+      // FSDP has the layer in use and the next one, each as tensors and as the buffer that they
+      // came in; and in the backward pass the gradients of one, both ways too.
+      constexpr double copies = 6;
       Item gathered{.what = "gathered layers"};
-      here(gathered) = 2 * parameters_ * machine_.ranks / task_.model.layers * value_bytes_;
+      here(gathered) = copies * parameters_ * machine_.ranks / task_.model.layers * value_bytes_;
       result_.items.push_back(gathered);
     }
   }
@@ -365,9 +373,13 @@ class Forecaster {
     const double network = network_seconds();
     const Pipeline pipeline = pass_pipeline(tokens, compute, passes);
     result_.pass = run(pipeline);
+    // The step begins while the last gradients are on their way to the drive, and waits for them.
+    const double computed =
+        result_.pass.timings.empty() ? 0 : result_.pass.timings.back().compute_end;
+    result_.step_seconds += task_.trains ? result_.pass.seconds - computed : 0;
     // A GPU computes meanwhile; processors have to move the bytes themselves.
-    result_.pass_seconds = passes * (machine_.has_gpu() ? std::max(result_.pass.seconds, network)
-                                                        : result_.pass.seconds + network);
+    result_.pass_seconds =
+        passes * (machine_.has_gpu() ? std::max(computed, network) : computed + network);
     result_.compute_seconds = passes * result_.pass.compute_seconds;
     result_.network_seconds = passes * network;
     for (const Stage& stage : pipeline.stages) {
@@ -453,6 +465,9 @@ class Forecaster {
       here(item) = bytes * tokens;
     }
     result_.items.push_back(item);
+    if (!machine_.has_gpu() && costs_.working_bytes > 0) {
+      result_.items.push_back({.what = "working memory", .memory = costs_.working_bytes});
+    }
   }
 
   void add_up() {
