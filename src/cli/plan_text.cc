@@ -60,9 +60,12 @@ std::string plan_head(const Task& task, const Machine& machine) {
   std::string text = fmt::format(
       "{} parameters{} in {}{}\n", bench::rounded_count(task.model.parameters()),
       task.model.name.empty() ? "" : " (" + task.model.name + ")", to_string(task.precision),
-      task.trains ? fmt::format(", trained by {}, {} tokens a step", to_string(task.optimizer),
-                                bench::rounded_count(task.tokens_per_step))
-                  : fmt::format(", inference of {}", plural(task.batch, "sequence")));
+      task.trains
+          ? fmt::format(", trained by {}, {} tokens a step in {}", to_string(task.optimizer),
+                        bench::rounded_count(task.tokens_per_step),
+                        task.accumulation == 1 ? "one pass"
+                                               : fmt::format("{:.0f} passes", task.accumulation))
+          : fmt::format(", inference of {}", plural(task.batch, "sequence")));
   if (task.model.experts > 0) {
     text += fmt::format("{:.0f} of {:.0f} experts compute with a token: {} parameters\n",
                         task.model.experts_chosen, task.model.experts,

@@ -5,6 +5,7 @@ does: a drive through a swap space, a step of an optimizer, a pass through a mod
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -21,13 +22,13 @@ from .._memory.layout import PAGE, page_up
 _TENSOR_BYTES, _TENSORS = 24 << 20, 8  # of the drive's sample
 _ELEMENTS = 12 << 20  # that a step of the sample has: more than fit into a cache
 _SMALL_ELEMENTS = 32 << 10  # of a small sub-group
-_WIDTH, _LAYERS, _HEADS = 1024, 2, 8  # of the model of the sample
-_FEW_TOKENS, _MANY_TOKENS = 16, 192
-_ROUNDS = 3
+_WIDTH, _LAYERS, _HEADS = 1280, 2, 10  # of the model of the sample
+_FEW_TOKENS, _MANY_TOKENS = 24, 168
+_ROUNDS = 4
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
-    """The least of some rounds after a first one: what disturbs makes it longer."""
+    """The median of some rounds, after one that does not count."""
     times = []
     for _ in range(_ROUNDS + 1):
         _finish(device)
@@ -91,7 +92,7 @@ def step_costs(directory: NvmePath, device: torch.device) -> dict[str, float]:
     half = _step_seconds(directory, device, torch.float16, whole)
     cut = _step_seconds(directory, device, torch.bfloat16, whole)
     packed = _step_seconds(directory, device, torch.float32, {**whole, "moments": "int8"})
-    sgd = _step_seconds(directory, device, torch.float32, {**whole, "kind": torch.optim.SGD})
+    sgd, taking = _sgd_costs(directory, device, whole)
     return {
         "adam_seconds": base,
         "sgd_seconds": sgd,
@@ -99,7 +100,22 @@ def step_costs(directory: NvmePath, device: torch.device) -> dict[str, float]:
         "cut_seconds": max(cut - half, 0.0),
         "pack_seconds": max(packed - base, 0.0),
         "group_seconds": _group_seconds(directory, device, base),
+        "taking_seconds": taking,
     }
+
+
+def _sgd_costs(
+    directory: NvmePath, device: torch.device, whole: dict[str, Any]
+) -> tuple[float, float]:
+    """Returns what SGD costs for each parameter, and for each sub-group, because it takes memory
+    that goes back afterwards: from steps of few sub-groups and of many."""
+    options = {**whole, "kind": torch.optim.SGD}
+    few = _ELEMENTS * _step_seconds(directory, device, torch.float32, options)
+    many = _ELEMENTS * _step_seconds(
+        directory, device, torch.float32, {**options, "buffer_bytes": 16 << 20}
+    )
+    each_group = max(many - few, 0.0) / 6  # 9 sub-groups, and 3
+    return max(few - 3 * each_group, 0.0) / _ELEMENTS, each_group
 
 
 def _params(count: int, each: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -173,6 +189,8 @@ def pass_costs(
     directory: NvmePath, device: torch.device, dtype: torch.dtype
 ) -> tuple[float, dict[str, float]]:
     """Returns (floating-point operations per second, what a pass costs besides)."""
+    begin_peak()
+    before = _memory("VmRSS")
     model = nn.Sequential(*(_Layer(_WIDTH) for _ in range(_LAYERS))).to(device, dtype)
     count = sum(param.numel() for param in model.parameters())
 
@@ -186,15 +204,21 @@ def pass_costs(
         return _timed(work, device)
 
     few, many = passing(_FEW_TOKENS), passing(_MANY_TOKENS)
+    of_activations = 17 * _WIDTH * _LAYERS * _MANY_TOKENS
+    accounted = (2 * count + of_activations) * dtype.itemsize
+    working = max(_memory("VmHWM") - before - accounted, 0) if device.type == "cpu" else 0
     each_token = max(many - few, 1e-9) / (_MANY_TOKENS - _FEW_TOKENS)
     flops = 6 * count / each_token
-    gradient = torch.ones(_ELEMENTS, device=device, dtype=dtype)
-    target = torch.empty_like(gradient)
-    saving = _timed(lambda: (torch.linalg.vector_norm(gradient), target.copy_(gradient)), device)
+    optimizer = optim.AdamW(model.parameters(), nvme_path=directory, offload_gradients=True)
+    try:
+        saving = passing(_FEW_TOKENS) - few
+    finally:
+        optimizer.close()
     return flops, {
         "pass_seconds": max(few - _FEW_TOKENS * each_token, 0.0) / count,
         "module_seconds": _module_seconds(directory, device),
-        "gradient_byte_seconds": saving / gradient.nbytes,
+        "working_bytes": working,
+        "gradient_byte_seconds": max(saving, 0.0) / (count * dtype.itemsize),
     }
 
 
@@ -242,6 +266,17 @@ def copy_costs() -> dict[str, float]:
         "copy_write": nbytes / _timed(write, device),
         "copy_both": 2 * nbytes / _timed(both, device),
     }
+
+
+def begin_peak() -> None:
+    """Lets the peak of this process's memory begin anew, if the system allows that."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _memory(name: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name)) << 10
 
 
 def process_bytes() -> int:

@@ -19,6 +19,9 @@ struct Costs {
 
   // For each sub-group, whatever its size: "group_seconds", steps of many small sub-groups.
   double group_seconds = 0.5e-3;
+  // And for each whose computation takes memory, which goes back to the system: SGD, and gradients
+  // on the drive. "taking_seconds".
+  double taking_seconds = 1e-3;
 
   // For each read or write of the drive until its first byte: "operation_seconds".
   double operation_seconds = 0.2e-3;
@@ -39,6 +42,10 @@ struct Costs {
 
   // Bytes of memory of a process that has imported torch and tensorferry: "process_bytes".
   double process_bytes = 500e6;
+
+  // What the passes of a processor take besides weights, gradients and activations:
+  // "working_bytes".
+  double working_bytes = 60e6;
 };
 
 // On the GPU of docs/performance.md, one H200.
@@ -50,6 +57,7 @@ struct Costs {
   costs.cut_seconds = 40e-12;
   costs.pack_seconds = 40e-12;
   costs.group_seconds = 1e-3;
+  costs.taking_seconds = 0.2e-3;
   costs.operation_seconds = 0.3e-3;
   costs.pass_seconds = 3e-12;
   costs.module_seconds = 30e-6;
@@ -58,6 +66,7 @@ struct Costs {
   costs.copy_write = 55e9;
   costs.copy_both = 90e9;
   costs.process_bytes = 3e9;
+  costs.working_bytes = 0;
   return costs;
 }
 

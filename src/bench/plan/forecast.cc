@@ -101,13 +101,19 @@ class Cutter {
   [[nodiscard]] double largest() const { return largest_; }
 
  private:
+  // optim/step.py gives memory back after each sub-group that took some.
+  [[nodiscard]] double taking_seconds() const {
+    const bool takes = task_.optimizer == OptimizerKind::sgd || settings_.offload_gradients;
+    return takes ? costs_.taking_seconds : 0;
+  }
+
   void place(const ElementBytes& each, double elements, double seconds) {
     const double held = std::ceil(elements * each.held) + held_pages;
     const double scratch = std::ceil(elements * each.scratch) + scratch_pages;
     const double share = held + std::ceil(scratch / settings_.buffer_count);
     if (groups_.empty() || filled_ + share > settings_.buffer_bytes) {
       groups_.emplace_back();
-      groups_.back().compute = costs_.group_seconds * shared_;
+      groups_.back().compute = (costs_.group_seconds + taking_seconds()) * shared_;
       filled_ = 0;
     }
     filled_ += share;
@@ -134,6 +140,28 @@ class Cutter {
 Channel shared_by(const Channel& channel, double times, double ranks) {
   return {channel.read * times / ranks, channel.write * times / ranks,
           channel.both * times / ranks};
+}
+
+// Gives this way to as many of the sub-groups on the drive as there is room for, spread evenly
+// (_memory/spreading.py).
+void spread(const std::vector<SubGroup>& groups, double room, Way way, std::vector<Way>& ways) {
+  double total = 0;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (ways[i] == Way::drive) total += groups[i].record;
+  }
+  const double share = total > 0 ? std::min(room / total, 1.0) : 0;
+  double due = 0;
+  double taken = 0;
+  for (const bool evenly : {true, false}) {
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const double bytes = groups[i].record;
+      if (ways[i] != Way::drive) continue;
+      if (evenly) due += bytes * share;
+      if (taken + bytes > room || (evenly && taken + bytes / 2 > due)) continue;
+      ways[i] = way;
+      taken += bytes;
+    }
+  }
 }
 
 // All that goes into a forecast, in the order in which it is found out.
@@ -212,9 +240,11 @@ class Forecaster {
     }
     result_.items.push_back(gradients);
     if (machine_.ranks > 1 && task_.model.layers > 0) {
-      // FSDP gathers the weights of a layer, and those of the next one meanwhile.
+      // FSDP has the layer in use and the next one, each as tensors and as the buffer that they
+      // came in; and in the backward pass the gradients of one, both ways too.
+      constexpr double copies = 6;
       Item gathered{.what = "gathered layers"};
-      here(gathered) = 2 * parameters_ * machine_.ranks / task_.model.layers * value_bytes_;
+      here(gathered) = copies * parameters_ * machine_.ranks / task_.model.layers * value_bytes_;
       result_.items.push_back(gathered);
     }
   }
@@ -274,21 +304,25 @@ class Forecaster {
                       .start_seconds = costs_.operation_seconds,
                       .drive = drive_,
                       .copies = copies_};
-    Keeper in_place(records, (machine_.has_gpu() ? in_gpu : in_cpu) / whole);
-    Keeper in_memory(records, (machine_.has_gpu() ? in_cpu : 0) / whole);
+    // As optim/kept.py: first in the memory of the device that steps, then in that of the system.
+    std::vector<Way> ways(groups.size(), Way::drive);
+    const double here_bytes = machine_.has_gpu() ? in_gpu : in_cpu;
+    spread(groups, here_bytes / whole, Way::in_place, ways);
+    if (machine_.has_gpu()) spread(groups, in_cpu / whole, Way::copies, ways);
     double kept_here = 0;
     double kept_there = 0;
-    for (const SubGroup& group : groups) {
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const SubGroup& group = groups[i];
       Stage stage{.read_bytes = group.read,
                   .compute_seconds = group.compute,
                   .write_bytes = group.written,
                   .held_bytes = group.held};
-      if (in_place.takes(group.record)) {
+      if (ways[i] == Way::in_place) {
         kept_here += group.record;
         stage.read_bytes -= group.record;
         stage.write_bytes -= group.record;
         if (stage.read_bytes < 1) stage.way = Way::in_place;
-      } else if (in_memory.takes(group.record)) {
+      } else if (ways[i] == Way::copies) {
         kept_there += group.record;
         stage.way = Way::copies;
       }
@@ -305,24 +339,6 @@ class Forecaster {
     result_.step = run(pipeline);
     result_.step_seconds = result_.step.seconds * whole;
   }
-
-  // Which of the sub-groups stay, spread over the step.
-  class Keeper {
-   public:
-    Keeper(double total, double room) : room_(room), share_(std::min(room / total, 1.0)) {}
-    bool takes(double bytes) {
-      due_ += bytes * share_;
-      if (taken_ + bytes > room_ || taken_ + bytes / 2 > due_) return false;
-      taken_ += bytes;
-      return true;
-    }
-
-   private:
-    double room_;
-    double share_;
-    double due_ = 0;
-    double taken_ = 0;
-  };
 
   void place_states(double records, double kept_here, double kept_there) {
     const ElementBytes in = element_bytes(task_, settings_, false);
@@ -357,7 +373,13 @@ class Forecaster {
     const double network = network_seconds();
     const Pipeline pipeline = pass_pipeline(tokens, compute, passes);
     result_.pass = run(pipeline);
-    result_.pass_seconds = passes * std::max(result_.pass.seconds, network);
+    // The step begins while the last gradients are on their way to the drive, and waits for them.
+    const double computed =
+        result_.pass.timings.empty() ? 0 : result_.pass.timings.back().compute_end;
+    result_.step_seconds += task_.trains ? result_.pass.seconds - computed : 0;
+    // A GPU computes meanwhile; processors have to move the bytes themselves.
+    result_.pass_seconds =
+        passes * (machine_.has_gpu() ? std::max(computed, network) : computed + network);
     result_.compute_seconds = passes * result_.pass.compute_seconds;
     result_.network_seconds = passes * network;
     for (const Stage& stage : pipeline.stages) {
@@ -443,6 +465,9 @@ class Forecaster {
       here(item) = bytes * tokens;
     }
     result_.items.push_back(item);
+    if (!machine_.has_gpu() && costs_.working_bytes > 0) {
+      result_.items.push_back({.what = "working memory", .memory = costs_.working_bytes});
+    }
   }
 
   void add_up() {

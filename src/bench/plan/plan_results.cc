@@ -26,6 +26,7 @@ constexpr std::array all_costs{
     NamedCost{"cut_seconds", &Costs::cut_seconds},
     NamedCost{"pack_seconds", &Costs::pack_seconds},
     NamedCost{"group_seconds", &Costs::group_seconds},
+    NamedCost{"taking_seconds", &Costs::taking_seconds},
     NamedCost{"operation_seconds", &Costs::operation_seconds},
     NamedCost{"pass_seconds", &Costs::pass_seconds},
     NamedCost{"module_seconds", &Costs::module_seconds},
@@ -34,6 +35,7 @@ constexpr std::array all_costs{
     NamedCost{"copy_write", &Costs::copy_write},
     NamedCost{"copy_both", &Costs::copy_both},
     NamedCost{"process_bytes", &Costs::process_bytes},
+    NamedCost{"working_bytes", &Costs::working_bytes},
 };
 
 // A timeline of so many stages at most: more are all alike.
