@@ -128,8 +128,8 @@ def initialize(
     given one. Call its backward(loss), step() and zero_grad() for every micro-batch. If neither
     names an optimizer, it is None, and the weights stay on NVMe as long as the model lives.
 
-    With several ranks, as torchrun starts them, the stage says what becomes of the model: 0 wraps it
-    in DistributedDataParallel, 1 and 2 shard it with FSDP2, 3 lets go of gathered weights too.
+    With several ranks, as torchrun starts them, the stage says what becomes of the model: 0 wraps
+    it in DistributedDataParallel, 1 and 2 shard it with FSDP2, 3 lets go of gathered weights too.
 
     `max_cpu_bytes` is one number for weights and states together, or "auto": see MemoryBudget. It
     takes the place of what max_in_cpu, buffer_size and ratio say. overlap="backward" steps during
