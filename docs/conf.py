@@ -30,7 +30,9 @@ nitpick_ignore_regex = [
     ("py:class", "CheckpointPath|Rename"),  # one path or several; a mapping or a function of names
     ("py:class", "Portion"),  # what one holder has of a MemoryBudget
     ("py:class", "Format"),  # "torch" or "safetensors"
-    ("py:class", "_Priority"),  # "urgent", "normal" or "background"
+    ("py:class", "_?Priority"),  # "urgent", "normal" or "background"
+    ("py:class", "WhenBusy"),  # "queue" or "refuse"
+    ("py:class", r".*\.Accelerator"),  # of accelerate
     ("py:class", "AnyPath"),  # a str or an os.PathLike
     ("py:class", "Stateful"),  # whatever has state_dict() and load_state_dict()
     ("py:class", r".*\.(SnapshotPart|SavedPart)"),  # between an optimizer and a snapshot

@@ -24,6 +24,7 @@ if [ "$task" = tests ]; then
   exec "$python" -m pytest -ra --basetemp=build/gpu-tmp "$@" tests/gpu
 fi
 if [ "$task" = plan-figures ]; then
-  exec "$python" -m benchmarks.figures.plan_figures --sections gpu --program "$site/bin/tensorferry" "$@"
+  exec "$python" -m benchmarks.figures.plan_figures --sections gpu \
+    --program "$site/bin/tensorferry" "$@"
 fi
 exec "$python" -m benchmarks.figures.gpu_figures "$@"

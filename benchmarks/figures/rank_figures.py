@@ -17,10 +17,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from statistics import mean, median
+from typing import TYPE_CHECKING
 
 from benchmarks.figures.paired import HEAD, row
 from benchmarks.jobs.job import GIB, MIB
 from benchmarks.rows.pairs import Target, figure
+
+if TYPE_CHECKING:
+    from tensorferry import Operation, SwapBuffer, SwapSpace
 
 RANKS = 8
 TENSOR_BYTES = 16 * MIB
@@ -53,16 +57,20 @@ def serve(directory: str, rank: str, total: str) -> None:
             print(time.perf_counter() - begin, flush=True)
 
 
-def _move(space: object, memory: list[object], calls: list[str]) -> None:
-    going = [None] * IN_FLIGHT
+def _move(space: SwapSpace, memory: list[SwapBuffer], calls: list[str]) -> None:
+    going: dict[int, Operation] = {}  # by slot
     for number, call in enumerate(calls):
         slot = number % IN_FLIGHT
-        if going[slot] is not None:
+        if slot in going:
             going[slot].wait()
         going[slot] = getattr(space, call)(f"{number}", memory[slot])
-    for operation in going:
-        if operation is not None:
-            operation.wait()
+    for operation in going.values():
+        operation.wait()
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 class Ranks:
@@ -80,7 +88,7 @@ class Ranks:
             for rank in range(count)
         ]
         for process in self._processes:
-            if process.stdout.readline().strip() != "ready":
+            if _answer(process) != "ready":
                 raise RuntimeError("a rank could not begin: its error is above")
         self.slowest: dict[str, list[float]] = {kind: [] for kind in KINDS}  # against the mean
 
@@ -88,14 +96,13 @@ class Ranks:
         """Until the last rank has moved its bytes."""
         for process in self._processes:
             print(kind, file=process.stdin, flush=True)
-        took = [float(process.stdout.readline()) for process in self._processes]
+        took = [float(_answer(process)) for process in self._processes]
         self.slowest[kind].append(1 / max(took) / mean(1 / each for each in took))
         return max(took)
 
     def close(self) -> None:
         for process in self._processes:
-            process.stdin.close()
-            process.wait(timeout=60)
+            process.communicate(timeout=60)  # the end of its input is its end
 
 
 @contextmanager

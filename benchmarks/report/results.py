@@ -217,7 +217,12 @@ ANY = {"command": "", "tensorferry": ""}  # what may differ from run to run on o
 
 
 def same_machine(then: dict[str, str], here: dict[str, str]) -> bool:
-    return {**then, **ANY} == {**here, **ANY}
+    """Also with the same version of the kernel, built anew: "6.18.44-v2" after "6.18.44-v1"."""
+    return _compared(then) == _compared(here)
+
+
+def _compared(machine: dict[str, str]) -> dict[str, str]:
+    return {**machine, **ANY, "kernel": machine.get("kernel", "").partition("-")[0]}
 
 
 def other_drive(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -124,11 +124,11 @@ int run_doctor(const DoctorArguments& options) {
   } else {
     const Ink ink = ink_of_stdout();
     print_findings(findings, ink);
-    print_verdict(findings, ink);
     fmt::print(
-        "`tensorferry plan --parameters 7B --check {}` says what fits here, and how long a step "
-        "takes.\n",
+        "\nTo see which models fit here and how long a step takes: "
+        "`tensorferry plan --parameters 7B --check {}`\n",
         options.directories.front());
+    print_verdict(findings, ink);
   }
   return std::ranges::any_of(findings, bench::needs_attention) ? exit_failed : exit_ok;
 }

@@ -73,7 +73,8 @@ std::string check_table(const bench::Machine& planned, const bench::Costs& costs
   row("drive_both", planned.drive.both, checked.drive.both);
   row("flops", planned.flops, checked.flops);
   const bench::Json here = to_json(checked.costs);
-  for (const auto& [name, value] : to_json(costs).items()) {
+  const bench::Json there = to_json(costs);  // items() of a temporary would outlive it
+  for (const auto& [name, value] : there.items()) {
     if (checked.json.at("costs").contains(name)) {
       row(name, value.get<double>(), here.at(name).get<double>());
     }

@@ -12,6 +12,7 @@ struct SnapshotArguments {
   std::string path;
   std::string second;  // the target of an export, or the name of what is dropped
   std::string name;
+  std::string format;
   unsigned rank = 0;
   bool json = false;
 };
@@ -25,6 +26,7 @@ Examples:
   tensorferry snapshot list snapshots
   tensorferry snapshot verify snapshots                  is every byte as it was written?
   tensorferry snapshot export snapshots model.safetensors
+  tensorferry snapshot export snapshots folder --format dcp
   tensorferry snapshot drop snapshots snapshot-00000001
 )";
 
@@ -51,10 +53,16 @@ void add_parts(CLI::App& app, SnapshotArguments& options) {
       add_part(app, "export", "Write the weights of a snapshot to a checkpoint", options);
   to_export
       ->add_option("target", options.second,
-                   "the file to write: safetensors if it ends so, else a file of torch.save")
+                   "the file to write, or the folder of a checkpoint of torch.distributed")
       ->required()
       ->type_name("PATH");
   add_name(to_export, options);
+  to_export
+      ->add_option("--format", options.format,
+                   "torch, safetensors or dcp; default: safetensors if the target ends so, else "
+                   "torch")
+      ->check(CLI::IsMember({"torch", "safetensors", "dcp"}))
+      ->type_name("NAME");
   to_export->add_option("--rank", options.rank, "whose weights, if several ranks took it")
       ->type_name("N");
   add_part(app, "drop", "Remove a snapshot and free its space", options)
@@ -67,6 +75,7 @@ int run_snapshot(const CLI::App& app, const SnapshotArguments& options) {
   std::vector<std::string> words{app.get_subcommands().front()->get_name()};
   if (options.json) words.emplace_back("--json");
   if (!options.name.empty()) words.push_back("--name=" + options.name);
+  if (!options.format.empty()) words.push_back("--format=" + options.format);
   if (options.rank > 0) words.push_back("--rank=" + std::to_string(options.rank));
   words.emplace_back("--");
   words.push_back(options.path);

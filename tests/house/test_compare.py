@@ -126,6 +126,12 @@ def test_against_prints_them_and_what_is_gone(capsys):
     assert "the machine has changed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kernel, same", [("6.18.44-v2", True), ("6.18.45-v1", False)])
+def test_a_kernel_that_was_built_anew_makes_no_other_machine(kernel, same):
+    then = {"device": "vda", "kernel": "6.18.44-v1"}
+    assert results.same_machine(then, then | {"kernel": kernel}) == same
+
+
 def test_settings_of_fio_are_taken_over_from_the_same_machine_only():
     point = {"block_bytes": 1 << 20, "depth": 8, "fixed_buffers": True}
     before = {

@@ -19,6 +19,13 @@ SIZE = 4 << 20
 PARAMETERS = 80_000
 
 
+class Here:
+    """All peers in this environment. No job is started."""
+
+    def python(self, _name):
+        return Path(sys.executable)
+
+
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "jobs"))
@@ -61,6 +68,6 @@ def test_steps_and_snapshots_are_timed(jobs, checksums):
 def test_a_first_look_has_no_rows_of_minutes(tmp_path):
     def names(quick):
         made = bench.Bench(tmp_path, tmp_path / "ferry_job", quick, Progress())
-        return [row.name for row in saving_rows.saving_rows(made, None)]
+        return [row.name for row in saving_rows.saving_rows(made, Here())]
 
     assert len(names(True)) == 2 and len(names(False)) == 5
