@@ -120,8 +120,11 @@ class _Copying:
     def _wrapped(self, tensor: Any) -> torch.Tensor:
         """Copies the tensors that a DTensor or the like consists of. Unlike DTensor.from_local() it
         leaves them on the CPU."""
-        names, rest = tensor.__tensor_flatten__()
-        inner = {name: self._tensor(getattr(tensor, name)) for name in names}
+        parts, rest = _parts_of(tensor)
+        inner = {
+            name: self._tensor(part) if isinstance(part, torch.Tensor) else part
+            for name, part in parts.items()
+        }
         made: torch.Tensor = type(tensor).__tensor_unflatten__(
             inner, rest, tensor.shape, tensor.stride()
         )
@@ -142,6 +145,13 @@ def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
+def _parts_of(tensor: Any) -> tuple[dict[str, Any], Any]:
+    """Returns (what a DTensor or the like consists of, what else it takes to make it again). From
+    torch 2.13 on the mesh of a DTensor is one of the parts."""
+    names, rest = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}, rest
+
+
 def _bytes_of(value: Any) -> int:
     """What the copies of the tensors in it take, in whole pages."""
     if isinstance(value, Mapping):
@@ -151,5 +161,5 @@ def _bytes_of(value: Any) -> int:
     if not isinstance(value, torch.Tensor) or isinstance(value, MappedWeight):
         return 0
     if hasattr(value, "__tensor_flatten__"):
-        return sum(_bytes_of(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+        return sum(map(_bytes_of, _parts_of(value)[0].values()))
     return page_up(value.nbytes)
