@@ -26,7 +26,8 @@ if "NAMESPACE" in os.environ:
 import tensorferry.snapshot
 import torch
 import torch.distributed as dist
-from sharded_job import batch, configuration, net
+from configured_job import configuration
+from sharded_models import batch, net
 from torch.distributed.elastic.multiprocessing.errors import record
 
 STEPS = 8

@@ -39,6 +39,14 @@ def ranks_of(job):
     assert process.wait(timeout=60) == 0
 
 
+def word_of(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
+
+
 def run_rank(rank, ranks, port, function, arguments):
     import torch
     import torch.distributed as dist

@@ -2,10 +2,7 @@
 
 import contextlib
 import functools
-import hashlib
-import logging
 import os
-import warnings
 
 import tensorferry.checkpoint
 import tensorferry.dcp
@@ -13,149 +10,16 @@ import tensorferry.offload
 import tensorferry.optim
 import tensorferry.snapshot
 import torch
-import torch._dynamo  # DTensor imports it when it is first used: here, once for all ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from forked_ranks import serve
+from forked_ranks import serve, word_of
+from sharded_models import MODELS, digest, loss_of, net, shard
 from tensorferry.optim.stored_gradient import entry_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-
-warnings.simplefilter("ignore")
 
 LIMIT = 48 << 10  # bytes for weights
-
-
-class Block(nn.Module):
-    def __init__(self, width, recomputes=False):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-        self.recomputes = recomputes
-
-    def inner(self, x):
-        return self.down(torch.relu(self.up(self.norm(x))))
-
-    def forward(self, x):
-        if self.recomputes:
-            return x + checkpoint(self.inner, x, use_reentrant=False)
-        return x + self.inner(x)
-
-
-class Net(nn.Module):
-    """Its rows do not divide by 2 or 4; the head has fewer rows than 4 ranks."""
-
-    def __init__(self, width=37, depth=3, recomputes=False):
-        super().__init__()
-        self.first = nn.Linear(11, width)
-        self.blocks = nn.ModuleList(Block(width, recomputes) for _ in range(depth))
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def net(**options):
-    torch.manual_seed(0)
-    return Net(**options)
-
-
-def shard(model, **options):
-    for block in model.blocks:
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
-
-
-def with_forward_prefetch():
-    model = shard(net())
-    for block, following in zip(model.blocks, model.blocks[1:]):
-        block.set_modules_to_forward_prefetch([following])
-    for block, following in zip(model.blocks[1:], model.blocks):
-        block.set_modules_to_backward_prefetch([following])
-    return model
-
-
-def with_tensor_parallel():
-    """All ranks but two are of the data."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-    model = net(width=36)
-    for block in model.blocks:
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(block, mesh["tp"], plan)
-    return shard(model, mesh=mesh["dp"])
-
-
-def with_replicas():
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("r", "s"))
-    return shard(net(), mesh=mesh)
-
-
-def with_tied_weights():
-    model = net()
-    model.blocks[1].up.weight = model.blocks[0].up.weight
-    return fully_shard(model)
-
-
-def with_frozen_weights():
-    model = net()
-    model.blocks[0].requires_grad_(False)
-    return shard(model)
-
-
-def with_columns():
-    model = net(width=36)
-    by_columns = functools.partial(fully_shard, shard_placement_fn=lambda p: Shard(p.ndim - 1))
-    for block in model.blocks:
-        by_columns(block)
-    return fully_shard(model)
-
-
-def half():
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-MODELS = {
-    "rows": lambda: shard(net()),
-    "mixed precision": lambda: shard(net(), mp_policy=half()),
-    "checkpointing": lambda: shard(net(recomputes=True)),
-    "kept after forward": lambda: shard(net(), reshard_after_forward=False),
-    "forward prefetch": with_forward_prefetch,
-    "replicas": with_replicas,
-    "tensor parallel": with_tensor_parallel,
-    "tied weights": with_tied_weights,
-    "frozen weights": with_frozen_weights,
-    "columns": with_columns,
-    "one group": lambda: fully_shard(net()),
-}
-
-
-def digest(model):
-    sums = hashlib.sha256()
-    for value in model.state_dict().values():
-        sums.update(value.full_tensor().contiguous().view(torch.uint8).numpy().tobytes())
-    return sums.hexdigest()
-
-
-def batch(step, rows=5):
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    return torch.randn(rows, 11, generator=generator)
-
-
-def loss_of(model, step):
-    return model(batch(step)).float().square().mean()
 
 
 def on_drive(model, nvme, **options):
@@ -316,14 +180,6 @@ def made_on_meta(nvme):
     assert trained(model, optimizer) == trained(other, in_memory(other)[1])
 
 
-def word_of(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except (RuntimeError, ValueError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    raise AssertionError("nothing was raised")
-
-
 def refused(nvme):
     """What cannot be on the drive, or cannot be done with what is there."""
     parameters = functools.partial(tensorferry.offload.parameters, nvme_path=nvme, keep_bytes=0)
@@ -435,109 +291,6 @@ def resumed(nvme, folder):
     assert trained(model, optimizer) == expected
 
 
-def configuration(stage, nvme=None, weights=False, **more):
-    """A configuration with states on NVMe, and weights too if they are wanted there."""
-    place = {"device": "nvme", "nvme_path": nvme}
-    zero = {"stage": stage}
-    if nvme is not None:
-        zero |= {"offload_optimizer": place} | ({"offload_param": place} if weights else {})
-    params = {"lr": 0.02, "weight_decay": 0.0}
-    return {
-        "train_micro_batch_size_per_gpu": 5,
-        "optimizer": {"type": "AdamW", "params": params},
-        "zero_optimization": zero,
-        **more,
-    }
-
-
-def configured(config, steps=4, **options):
-    """The losses of a training with a configuration, and the kind of the model."""
-    model, optimizer = tensorferry.initialize(net(width=64, depth=4), config, **options)
-    losses = []
-    for step in range(steps):
-        dtype = next(model.parameters()).dtype
-        loss = model(batch(step).to(dtype)).float().square().mean()
-        optimizer.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    kind = type(model).__name__
-    on_nvme = 0 if optimizer.weights is None else optimizer.weights.stats()["weight_bytes"]
-    optimizer.close()
-    return losses, kind, on_nvme
-
-
-def staged(nvme):
-    """All stages: the numbers of torch's own engine, made by hand."""
-    seen = {}
-    words = []
-    log = logging.Handler()
-    log.emit = lambda record: words.append(record.getMessage())
-    logging.getLogger("tensorferry").addHandler(log)
-    for stage in range(4):
-        losses, kind, _ = configured(configuration(stage, nvme))
-        said = any("stage 1 is done as stage 2" in word for word in words)
-        assert said == (stage >= 1)
-        if stage == 0:
-            model = DistributedDataParallel(net(width=64, depth=4))
-        else:
-            model = shard(net(width=64, depth=4), reshard_after_forward=stage == 3)
-        assert kind == type(model).__name__
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0, fused=True)
-        for step, loss in enumerate(losses):
-            expected = loss_of(model, step)
-            assert loss == expected.item(), (stage, step)
-            expected.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        seen[str(stage)] = losses
-    return seen
-
-
-def configured_weights(nvme):
-    """Weights, states and gradients on NVMe, clipped: the numbers of memory. A given list of
-    parameters becomes that of the shards."""
-    more = dict(gradient_clipping=0.05, gradient_accumulation_steps=2)
-    for half in ({}, {"bf16": {"enabled": True}}):
-        expected = configured(configuration(3, **more, **half))
-        config = configuration(3, nvme, weights=True, **more, **half)
-        got = configured(config, max_cpu_bytes=(100 if dist.get_world_size() == 1 else 60) << 10)
-        assert got[0] == expected[0], (got, expected)
-        assert got[2] > 0
-    model = net()
-    groups = [{"params": list(model.blocks.parameters()), "lr": 0.5}, {"params": model.head.weight}]
-    _, optimizer = tensorferry.initialize(model, configuration(2), model_parameters=groups)
-    assert [len(group["params"]) for group in optimizer.param_groups] == [18, 1]
-    own = set(model.parameters())
-    assert all(param in own for group in optimizer.param_groups for param in group["params"])
-    return got[1]
-
-
-def clipped_by_all(nvme):
-    """What the configuration clips by is the norm over all ranks."""
-    config = configuration(3, gradient_clipping=1e-3)
-    config["optimizer"] = {"type": "SGD", "params": {"lr": 1.0}}
-    model, optimizer = tensorferry.initialize(net(), config)
-    before = [p.full_tensor() for p in model.parameters()]
-    optimizer.backward(loss_of(model, 0))
-    optimizer.step()
-    model.reshard()
-    moved = [p.full_tensor() - b for p, b in zip(model.parameters(), before)]
-    return nn.utils.get_total_norm(moved).item()
-
-
-def configured_words(nvme):
-    """What a configuration of several ranks cannot have."""
-    model = net()
-    given = torch.optim.SGD(model.parameters(), 0.1)
-    config = configuration(3)
-    del config["optimizer"]
-    return {
-        "given": word_of(tensorferry.initialize, model, config, optimizer=given),
-        "ddp": word_of(tensorferry.initialize, net(), configuration(0, nvme, weights=True)),
-    }
-
-
 class Adapted(nn.Module):
     """A frozen model and what is trained beside it."""
 
@@ -580,31 +333,6 @@ def adapters(folder):
     word = word_of(DistributedDataParallel, Adapted(base))
     weights.close()
     return seen[1][1], word
-
-
-def as_deepspeed(path, steps):
-    """The losses of the training of tests/shared/deepspeed_job.py, by the same file."""
-    torch.manual_seed(0)
-    half = dict(dtype=torch.bfloat16)  # as zero.Init draws the values
-    model = nn.Sequential(
-        nn.Linear(256, 1024, **half),
-        nn.GELU(),
-        nn.Linear(1024, 1024, **half),
-        nn.GELU(),
-        nn.Linear(1024, 16, **half),
-    )
-    model, optimizer = tensorferry.initialize(model, path)
-    generator = torch.Generator().manual_seed(1234 + dist.get_rank())
-    losses = []
-    for _ in range(steps):
-        rows = torch.randn(8, 256, generator=generator, dtype=torch.bfloat16)
-        loss = model(rows).float().pow(2).mean()
-        optimizer.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert optimizer.weights.stats()["weight_bytes"] > 0
-    return losses
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ TOLERANCE = 0.01
 
 @pytest.fixture(scope="module")
 def run():
-    with ranks_of(os.path.join(os.path.dirname(__file__), "sharded_job.py")) as run:
+    with ranks_of(os.path.join(os.path.dirname(__file__), "configured_job.py")) as run:
         yield run
 
 

@@ -96,7 +96,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_on_one_and_into_plain_torch(run
     run(1, "loaded_from_others", nvme, folder, expected)
     dcp_to_torch_save(folder, tmp_path / "plain.pt")
     loaded = torch.load(tmp_path / "plain.pt")["model"]
-    from sharded_job import Net
+    from sharded_models import Net
 
     model = Net()
     model.load_state_dict(loaded)
