@@ -3,7 +3,7 @@ every second step. Writes a line for each step.
 
 python elastic_job.py FOLDER DRIVE [FAULT], which comes once, on rank 1, in step 5:
 
-end: the drive gives EIO from then on      full: the drive has no room for the next snapshot
+end: the drive gives EIO from then on      full: the drive has no room for a snapshot, in step 1
 kill: SIGKILL                              wait: it stands still until somebody kills it
 
 NAMESPACE names a network namespace to be in, which has the interface and address of a host.
@@ -31,6 +31,9 @@ from sharded_models import batch, net
 from torch.distributed.elastic.multiprocessing.errors import record
 
 STEPS = 8
+# Swap files grow by 16 MiB at least: with this model the first snapshot needs more than they have.
+FULL = {"step": 1, "width": 384}
+OTHER = {"step": 5, "width": 64}
 
 
 def fail(fault, folder, drive):
@@ -60,15 +63,17 @@ def main():
     folder = Path(folder)
     torch.set_num_threads(1)
     config = configuration(3, drive, weights=True)
+    chosen = FULL if fault == ["full"] else OTHER
+    limit = 15 * chosen["width"] ** 2  # a third of the weights of a rank and their states
     model, optimizer = tensorferry.initialize(
-        net(width=64, depth=4), config, max_cpu_bytes=60 << 10
+        net(width=chosen["width"], depth=4), config, max_cpu_bytes=limit
     )
     run = dict(model=model, optimizer=optimizer)
     resumed = tensorferry.snapshot.resume(folder / "snapshots", **run)
     begin = 0 if resumed is None else resumed.extra["step"]
     with open(folder / f"losses-{dist.get_rank()}", "a") as lines:
         for step in range(begin, STEPS):
-            if step == 5 and fault:
+            if step == chosen["step"] and fault:
                 fail(fault[0], folder, drive)
             loss = model(batch(step)).square().mean()
             optimizer.backward(loss)

@@ -20,8 +20,8 @@ def failed_run(folder, drive, fault):
     finally:
         process.kill()
         process.wait()
-    if (marker := folder / "fault").exists():
-        assert time.time() - float(marker.read_text()) < MOST_SECONDS
+    begun = float((folder / "fault").read_text())
+    assert time.time() - begun < MOST_SECONDS
     return (folder / "log").read_text()
 
 
@@ -30,9 +30,9 @@ def root_cause(log):
     return log[log.index("Root Cause (first observed failure)") :]
 
 
-@pytest.mark.parametrize("fault, word", [("end", "OSError"), ("full", "OSError")])
+@pytest.mark.parametrize("fault, word", [("end", "OSError"), ("full", "No space left")])
 def test_a_drive_of_one_rank_that_fails_ends_all_with_its_error(tmp_path, fault, word):
-    with loop_mount(tmp_path, size="96M") as drive:
+    with loop_mount(tmp_path, size="128M") as drive:
         log = failed_run(tmp_path, drive, fault)
     cause = root_cause(log)
     assert word in cause, log
