@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from forked_ranks import serve, word_of
 from sharded_models import MODELS, digest, loss_of, net, shard
+from tensorferry._memory.stored_parameter import stored_parameter_of
 from tensorferry.optim.stored_gradient import entry_of
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -178,6 +179,30 @@ def made_on_meta(nvme):
         module.reset_parameters()
     assert made == digest(other)
     assert trained(model, optimizer) == trained(other, in_memory(other)[1])
+
+
+def padding_while_it_is_written(nvme):
+    """Every write finds the bytes that its memory still has when FSDP2 has gathered it."""
+    model = shard(net())
+    weights = tensorferry.offload.parameters(model, nvme, 1 << 20, keep_bytes=0, checksums=True)
+    stored = [own for own in map(stored_parameter_of, model.parameters()) if own is not None]
+    written = []
+
+    def watched(put, slot, begin, end):
+        written.append((slot, slot.clone()))
+        return put(slot, begin, end)
+
+    with weights.gather(modify=True):
+        for own in stored:
+            rest = slice(own.offset + own.nbytes, own.offset + own.values.slot_bytes)
+            own.buffer.held[rest] = 255
+            own.values.put = functools.partial(watched, own.values.put)
+    loss_of(model, 0)
+    assert len(written) == len(stored)
+    assert all(torch.equal(slot, then) for slot, then in written)
+    padded = sum(own.numel < own.padded().numel() for own in stored)
+    weights.close()
+    return padded
 
 
 def refused(nvme):

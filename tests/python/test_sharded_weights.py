@@ -58,6 +58,10 @@ def test_a_budget_keeps_whole_groups_in_memory(run, tmp_path):
         assert nothing == 0
 
 
+def test_what_is_being_written_does_not_change_when_it_is_gathered(run, tmp_path):
+    assert max(run(2, "padding_while_it_is_written", str(tmp_path))) > 0
+
+
 def test_a_model_without_memory_is_made_group_by_group(run, tmp_path):
     run(2, "made_on_meta", str(tmp_path))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
-from .._core import SwapSpace
+from .._core import Operation, SwapSpace
 from .._memory.layout import distributed_like, page_up
 from .._memory.stored_parameter import StoredParameter
 from .._memory.values import SwappedValues
@@ -167,6 +167,12 @@ class StoredShard(StoredParameter):
             self._check_shard(local)
             self.of(memory).copy_(local)
 
+    def save(self, memory: torch.Tensor) -> Iterator[Operation]:
+        # A write takes whole pages, some of the padding too, and takes their checksum: padded() may
+        # put zeros there while it runs only if zeros are there already.
+        self._clear_padding(memory)
+        return super().save(memory)
+
     # --- for FSDP2 ---
 
     def padded(self) -> torch.Tensor:
@@ -181,12 +187,17 @@ class StoredShard(StoredParameter):
         else:
             self.buffer.check_newest()
             self.buffer.note_use()
+        self._clear_padding(memory)
+        end = self._first + self._padded_numel * self.dtype.itemsize
+        return memory[self._first : end].view(self.dtype).view(self._place.padded_size)
+
+    def _clear_padding(self, memory: torch.Tensor) -> None:
+        """Pads as torch does, and not with what was in the memory before."""
         end = self._first + self._padded_numel * self.dtype.itemsize
         if end > self._first + self.nbytes:
             rest = memory[self._first + self.nbytes : end]
             with torch.autograd._unsafe_preserve_version_counter(rest):
-                rest.zero_()  # as torch pads, and not what was here before
-        return memory[self._first : end].view(self.dtype).view(self._place.padded_size)
+                rest.zero_()
 
     # --- on the drive ---
 
