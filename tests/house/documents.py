@@ -3,9 +3,9 @@
     python documents.py PAGE.md PLACE PREFIX
 
 Python blocks of a page share their names. Programs in C++ are compiled against what is installed
-in PREFIX and run. Shell blocks find a `tensorferry` that has little work to do, and a `make` and a
-`pip` that only say what they would do. /mnt is a folder of the place. Comments before a block say
-more:
+in PREFIX and run. Shell blocks find a `tensorferry` that has little work to do, a `make` and a
+`pip` that only say what they would do, a `torchrun` that starts two ranks, and a Slurm that runs a
+task here. /mnt is a folder of the place. Comments before a block say more:
 
     <!-- not run: why -->      it is left alone
     <!-- file: NAME -->        it is written to this file, too
@@ -59,6 +59,9 @@ STAND_INS = {
     "--no-build-isolation",
     "python": WARM,
     "python3": WARM,
+    "torchrun": 'exec env -u LD_LIBRARY_PATH {warm} {root}/tests/house/few_ranks.py "$@"',
+    "scontrol": "echo first-machine; echo second-machine",
+    "srun": 'while [ "${{1#--}}" != "$1" ]; do shift; done; exec "$@"',
     "tensorferry": 'exec {python} {root}/tests/house/little_work.py {command} "$@"',
 }
 
@@ -115,6 +118,10 @@ class Stage:
             "CMAKE_PREFIX_PATH": str(self.prefix),
             "DS_ACCELERATOR": "cpu",
             "OMP_NUM_THREADS": "1",
+            # What a job of Slurm finds.
+            "SLURM_JOB_ID": "1",
+            "SLURM_JOB_NODELIST": "machine[1-2]",
+            "SLURM_NNODES": "2",
             "CXXFLAGS": "-Wall -Wextra -Werror",
         }
         self.compile = [
