@@ -1,8 +1,10 @@
 """What ranks do with a configuration of DeepSpeed's."""
 
 import logging
+import os
 
 import tensorferry
+import tensorferry.optim
 import torch
 import torch.distributed as dist
 from forked_ranks import serve, word_of
@@ -111,6 +113,18 @@ def configured_words(nvme):
     return {
         "given": word_of(tensorferry.initialize, model, config, optimizer=given),
         "ddp": word_of(tensorferry.initialize, net(), configuration(0, nvme, weights=True)),
+        "wrapped": word_of(
+            tensorferry.initialize,
+            DistributedDataParallel(net()),
+            configuration(3, nvme, weights=True),
+        ),
+        "overlap": word_of(
+            tensorferry.initialize, net(), configuration(3, nvme), overlap="backward"
+        ),
+        "own overlap": word_of(
+            tensorferry.optim.AdamW, net().parameters(), nvme_path=nvme, overlap="iteration"
+        ),
+        "left": os.listdir(nvme),
     }
 
 

@@ -37,6 +37,10 @@ def test_what_does_not_go_together_is_said_with_what_to_do(run, tmp_path):
     for words in run(2, "configured_words", str(tmp_path)):
         assert "ConfigError" in words["given"] and "name the optimizer in the" in words["given"]
         assert "needs stage 3 with 2 ranks" in words["ddp"]
+        assert "needs stage 3 with 2 ranks" in words["wrapped"]
+        assert "ConfigError: overlap works with one rank, and there are 2" in words["overlap"]
+        assert 'overlap="iteration" works with one rank' in words["own overlap"]
+        assert words["left"] == []  # all that before anything was done
 
 
 def test_a_file_of_deepspeed_gives_the_losses_of_zero_3(run, tmp_path):

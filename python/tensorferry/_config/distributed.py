@@ -34,9 +34,14 @@ def is_distributed(model: Module) -> bool:
     if not torch.distributed.is_available():
         return False
     from torch.distributed.fsdp import FSDPModule
-    from torch.nn.parallel import DistributedDataParallel
 
-    return any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules())
+    return is_ddp(model) or any(isinstance(m, FSDPModule) for m in model.modules())
+
+
+def is_ddp(model: Module) -> bool:
+    """Whether the program has wrapped the model, or a part of it, in DistributedDataParallel."""
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    return any(isinstance(module, wrapper) for module in model.modules())
 
 
 def distribute(model: Module, stage: int) -> Module:

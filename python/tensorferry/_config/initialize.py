@@ -16,7 +16,7 @@ from .._memory.layout import PAGE
 from ..optim.masters import HALF, MasterWeights
 from ..optim.supported import ELEMENTWISE
 from .config import Config
-from .distributed import distribute, is_distributed, join_ranks, renamed
+from .distributed import distribute, is_ddp, is_distributed, join_ranks, renamed
 from .optimizer import ConfiguredOptimizer
 from .schedules import Schedule
 from .sections import ConfigError, Section, read
@@ -49,7 +49,7 @@ def initialize(
     kind, options = _chosen(settings.optimizer) if settings.optimizer is not None else (None, {})
     params = None if model_parameters is None else list(model_parameters)
     shards = _shards(settings, model, optimizer)
-    _check(settings, optimizer, options, params or (), shards)
+    _check(settings, optimizer, options, params or (), shards == 0 or is_ddp(model))
     budget = _budget(settings, max_cpu_bytes)
     _check_overlap(settings, overlap)
     for section in (settings.offload_param, settings.offload_optimizer):
@@ -131,10 +131,10 @@ def _check(
     optimizer: torch.optim.Optimizer | None,
     options: dict[str, Any],
     params: Sequence[Any],
-    shards: int | None = None,
+    ddp: bool = False,
 ) -> None:
     """Raises ConfigError for settings that exclude each other, and for faults of the schedule.
-    `shards` is the stage by which the model is distributed."""
+    `ddp`: whether the model is, or becomes, one of DistributedDataParallel."""
     if optimizer is not None and config.optimizer is not None:
         raise ConfigError("both the configuration and the call give an optimizer: choose one")
     if optimizer is not None and config.dtype is not None:
@@ -154,11 +154,11 @@ def _check(
             "with zero_optimization.offload_param on nvme, offload_optimizer must be on nvme too: "
             "only an optimizer with states on NVMe can step weights on NVMe"
         )
-    if config.offload_param["device"] == "nvme" and shards == 0:
+    if config.offload_param["device"] == "nvme" and ddp:
         raise ConfigError(
             f"zero_optimization.offload_param on nvme needs stage 3 with {config.world_size} "
-            "ranks, and this is stage 0: DistributedDataParallel has all weights and gradients in "
-            "memory; give stage 3, or leave offload_param out"
+            "ranks, and a model that is not wrapped: DistributedDataParallel, which is stage 0, "
+            "has all weights and gradients in memory; give stage 3, or leave offload_param out"
         )
     if config.scheduler is not None:
         groups = params if optimizer is None else optimizer.param_groups
@@ -199,6 +199,11 @@ def _check_overlap(config: Config, overlap: str | None) -> None:
     """Raises ConfigError where gradients would have to wait for the step in memory."""
     if overlap is None:
         return
+    if config.world_size > 1:
+        raise ConfigError(
+            f"overlap works with one rank, and there are {config.world_size}: gradients of several "
+            "ranks are averaged late in a backward pass; leave overlap out"
+        )
     if config.offload_optimizer["device"] != "nvme":
         raise ConfigError(
             "overlap hides the drive behind the backward pass, and the configuration keeps the "

@@ -249,7 +249,7 @@ class Offloaded(torch.optim.Optimizer):
             return loss
         self._check_not_spent()
         if self.overlap == "iteration":
-            self._check_one_rank()
+            _check_one_rank(self.overlap)
         with span("optimizer step"):
             step = self._new_step(gradient_scale)
             if self.overlap == "iteration":
@@ -304,7 +304,7 @@ class Offloaded(torch.optim.Optimizer):
         self._check_no_step("another last_backward()")
         self.settle()
         self._check_not_spent()
-        self._check_one_rank()
+        _check_one_rank(self.overlap)
         with torch.no_grad():
             store = self._open()
             step = self._new_step(gradient_scale)
@@ -375,15 +375,6 @@ class Offloaded(torch.optim.Optimizer):
         if any(is_spent(param.grad) for group in self.param_groups for param in group["params"]):
             raise RuntimeError(
                 "the last step has used up its gradients: call zero_grad() and backward() first"
-            )
-
-    def _check_one_rank(self) -> None:
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.distributed.get_world_size() > 1:
-            raise RuntimeError(
-                f'overlap="{self.overlap}" cannot be used with DistributedDataParallel, which '
-                "averages gradients at the end of a backward pass and writes over them in the "
-                "next: leave overlap out with several ranks"
             )
 
     def _give_up_step(self, why: str) -> None:
@@ -540,4 +531,15 @@ def _check_overlap(overlap: str | None, offload_gradients: bool) -> None:
         raise ValueError(
             f'offload_gradients=True cannot be used with overlap="{overlap}", which frees '
             "gradients as soon as they are final: choose one"
+        )
+    if overlap is not None:
+        _check_one_rank(overlap)
+
+
+def _check_one_rank(overlap: str | None) -> None:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and (ranks := torch.distributed.get_world_size()) > 1:
+        raise RuntimeError(
+            f'overlap="{overlap}" works with one rank, and there are {ranks}: gradients of several '
+            "ranks are averaged late in a backward pass; leave overlap out"
         )
