@@ -49,8 +49,8 @@ struct PlanArguments {
 };
 
 constexpr const char* plan_footer =
-    R"(Counts and rates are decimal: 70B parameters, a drive that reads 7G, of 3.84T. Memory is binary:
-512G, 64M. It changes nothing, and measures only with --check: for half a minute.
+    R"(Counts and rates are decimal: 70B parameters, a drive that reads 7G, of 3.84T. Memory is
+binary: 512G, 64M. It changes nothing, and measures only with --check: for half a minute.
 
 Examples:
   tensorferry plan --parameters 70B --ranks 16 --gpus-per-node 8 --gpu-memory 80G --memory 512G \
