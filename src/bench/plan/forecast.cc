@@ -493,11 +493,10 @@ class Forecaster {
     if (seconds <= 0) return;
     const double tokens = task_.trains ? task_.tokens_per_step : task_.batch * machine_.ranks;
     result_.tokens_per_second = tokens / seconds;
+    if (written <= 0) return;
     result_.written_bytes_per_day =
         written * machine_.ranks_per_node / machine_.drives / seconds * day_seconds;
-    if (result_.written_bytes_per_day > 0) {
-      result_.drive_days = machine_.endurance_bytes / result_.written_bytes_per_day;
-    }
+    result_.drive_days = machine_.endurance_bytes / result_.written_bytes_per_day;
   }
 
   void find_shortages() {
