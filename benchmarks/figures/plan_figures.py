@@ -256,10 +256,10 @@ def calibrate(set_up: SetUp, folder: Path, answers: Any) -> None:
 # --- the run ---
 
 
-def in_processes(works: list[tuple[Any, ...]], context: Any) -> list[Any]:
+def in_processes(works: list[tuple[Any, ...]], starter: Any) -> list[Any]:
     """Runs them beside each other. Returns what they put into a queue."""
-    queue = context.Queue()
-    processes = [context.Process(target=work, args=(*rest, queue)) for work, *rest in works]
+    queue = starter.Queue()
+    processes = [starter.Process(target=work, args=(*rest, queue)) for work, *rest in works]
     for process in processes:
         process.start()
     answers: list[Any] = []
@@ -315,13 +315,13 @@ def plan_of(set_up: SetUp, measured: Any, folder: Path, program: Path) -> dict[s
 
 
 def measure(
-    set_up: SetUp, before: Any, folder: Path, program: Path, context: Any
+    set_up: SetUp, before: Any, folder: Path, program: Path, starter: Any
 ) -> tuple[Any, dict[str, Any], dict[str, float]]:
     """(costs after it, what was measured, what the plan says)"""
     port = free_port()
     works = [(train, set_up, folder, rank, port) for rank in range(set_up.ranks)]
-    answers = in_processes(works, context)
-    (after,) = in_processes([(calibrate, set_up, folder)], context)
+    answers = in_processes(works, starter)
+    (after,) = in_processes([(calibrate, set_up, folder)], starter)
     measured = {
         "pass": [median(answer["pass"]) for answer in answers],
         "step": [median(answer["step"]) for answer in answers],
@@ -364,8 +364,8 @@ def main() -> int:
     chosen = [*CPU_SET_UPS] if "cpu" in options.sections else []
     chosen += [*GPU_SET_UPS] if "gpu" in options.sections else []
     chosen = [one for one in chosen if options.set_ups in one.name]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensorferry.plan", "transformers"])
+    starter = multiprocessing.get_context("forkserver")
+    starter.set_forkserver_preload(["torch", "tensorferry.plan", "transformers"])
     found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
@@ -375,9 +375,9 @@ def main() -> int:
                 kind = (set_up.dtype, set_up.device)
                 costs = last[1]
                 if last[0] != kind:
-                    (costs,) = in_processes([(calibrate, set_up, folder)], context)
+                    (costs,) = in_processes([(calibrate, set_up, folder)], starter)
                 try:
-                    costs, measured, told = measure(set_up, costs, folder, options.program, context)
+                    costs, measured, told = measure(set_up, costs, folder, options.program, starter)
                 except RuntimeError as error:
                     print(f"# {set_up.name}: {error}", flush=True)
                     last = (None, None)

@@ -49,8 +49,8 @@ struct PlanArguments {
 };
 
 constexpr const char* plan_footer =
-    R"(Counts and rates are decimal: 70B parameters, a drive that reads 7G, of 3.84T. Memory is binary:
-512G, 64M. It changes nothing, and measures only with --check: for half a minute.
+    R"(Counts and rates are decimal: 70B parameters, a drive that reads 7G, of 3.84T. Memory is
+binary: 512G, 64M. It changes nothing, and measures only with --check: for half a minute.
 
 Examples:
   tensorferry plan --parameters 70B --ranks 16 --gpus-per-node 8 --gpu-memory 80G --memory 512G \
@@ -127,9 +127,19 @@ bench::Model model_of(const PlanArguments& options) {
   return bench::model_of(options.parameters, options.layers);
 }
 
+// Without drives nothing can be on one.
+void check_drives(const PlanArguments& options) {
+  if (options.drives > 0) return;
+  const auto refuse = [](const char* flag) {
+    throw std::runtime_error(fmt::format("{} drive needs a drive, and --drives is 0", flag));
+  };
+  if (options.wishes.offload_weights == true) refuse("--weights");
+  if (options.wishes.offload_gradients == true) refuse("--gradients");
+  if (options.task.activations == bench::Activations::drive) refuse("--activations");
+}
+
 // The speed of the drives: as given, else as `tune` has measured it.
 void find_drive(const PlanArguments& options, Machine& machine) {
-  if (machine.drives == 0) return;
   if (!options.profile.empty()) {
     const bench::Volume volume = bench::volume_of(options.profile);
     const auto& profile = volume.device.profile;
@@ -140,7 +150,7 @@ void find_drive(const PlanArguments& options, Machine& machine) {
       machine.drive.write = static_cast<double>(profile->write_bytes_per_second);
     }
     if (machine.drive_bytes <= 0) machine.drive_bytes = static_cast<double>(volume.free_bytes);
-    if (machine.drive.read <= 0 || machine.drive.write <= 0) {
+    if (machine.drives > 0 && (machine.drive.read <= 0 || machine.drive.write <= 0)) {
       throw std::runtime_error(fmt::format(
           "there is no profile with speeds for the drive of {}: run `tensorferry tune {}`, or give "
           "--drive-read and --drive-write",
@@ -148,6 +158,7 @@ void find_drive(const PlanArguments& options, Machine& machine) {
     }
   }
   if (machine.drive.read <= 0 || machine.drive.write <= 0) {
+    if (machine.drives == 0) return;  // what a first one would bring stays unknown
     throw std::runtime_error(
         "how fast are the drives? Give --drive-read and --drive-write, or --profile with a "
         "directory on a drive that `tensorferry tune` has measured, or --check with one to measure "
@@ -163,6 +174,7 @@ void find_drive(const PlanArguments& options, Machine& machine) {
 void complete(PlanArguments& options) {
   bench::Task& task = options.task;
   Machine& machine = options.machine;
+  check_drives(options);
   task.model = model_of(options);
   task.trains = !options.inference;
   task.batch = options.batch;

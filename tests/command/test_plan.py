@@ -192,6 +192,18 @@ def test_without_drives_everything_must_be_in_memory(ferry):
     assert "without a drive" in said and results["choices"][0]["drive_bytes"] == 0
     said, _ = plan(ferry, "--parameters", "70B", "--drives", "0", "--memory", "64G", code=1)
     assert "memory of a node" in said and "are missing" in said
+    assert "one more drive" not in said, "nobody said how fast it would be"
+    speeds = ("--drive-read", "4G", "--drive-write", "3G")
+    said, _ = plan(
+        ferry, "--parameters", "70B", "--drives", "0", "--memory", "256G", *speeds, code=1
+    )
+    assert "one more drive" in said
+
+
+@pytest.mark.parametrize("flag", ["--weights", "--gradients", "--activations"])
+def test_without_drives_nothing_can_be_on_one(ferry, flag):
+    done = ferry("plan", "--parameters", "1B", "--drives", "0", flag, "drive", code=1)
+    assert f"{flag} drive needs a drive" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,11 @@ class Keys {
  public:
   Keys(const Json& config, const std::string& path) : config_(config), path_(path) {}
 
+  [[nodiscard]] bool has(const char* key) const {
+    const auto found = config_.find(key);
+    return found != config_.end() && !found->is_null();
+  }
+
   [[nodiscard]] double number(const char* key) const {
     const auto found = config_.find(key);
     if (found == config_.end() || found->is_null()) {
@@ -105,6 +110,11 @@ void add_perceptron(Builder& to, const Keys& keys, bool has_bias) {
   to.add_linear(inner, to.model.hidden, has_bias, to.model.layers);
 }
 
+// transformers has given this key two names.
+double experts_of(const Keys& keys) {
+  return keys.number(keys.has("num_local_experts") ? "num_local_experts" : "num_experts");
+}
+
 // A router and experts, each a gated perceptron. transformers keeps those of a layer in two
 // tensors.
 void add_experts(Builder& to, double experts, double chosen, double inner, double layers) {
@@ -131,10 +141,10 @@ void add_decoder(Builder& to, const Keys& keys, const std::string& kind) {
   family.head_norms = qwen3;
   add_attention(to, keys, family);
   if (kind == "mixtral") {
-    add_experts(to, keys.number("num_local_experts"), keys.number("num_experts_per_tok"),
+    add_experts(to, experts_of(keys), keys.number("num_experts_per_tok"),
                 keys.number("intermediate_size"), to.model.layers);
   } else if (kind == "qwen2_moe" || kind == "qwen3_moe") {
-    add_experts(to, keys.number("num_experts"), keys.number("num_experts_per_tok"),
+    add_experts(to, experts_of(keys), keys.number("num_experts_per_tok"),
                 keys.number("moe_intermediate_size"), to.model.layers);
     if (kind == "qwen2_moe") {  // and one for all tokens, with a gate
       const double inner = keys.number("shared_expert_intermediate_size");

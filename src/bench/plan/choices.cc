@@ -168,9 +168,11 @@ std::vector<Change> changes(const Task& task, const Machine& machine, const Cost
                             const Wishes& wishes) {
   std::vector<Change> found;
   Machine other = machine;
-  other.drives += 1;
-  found.push_back(change("one more drive in each node", task, other, costs, wishes));
-  other = machine;
+  if (machine.drive.both > 0) {  // how fast it would be is known
+    other.drives += 1;
+    found.push_back(change("one more drive in each node", task, other, costs, wishes));
+    other = machine;
+  }
   other.memory_bytes *= 2;
   found.push_back(change("twice the memory", task, other, costs, wishes));
   if (machine.has_gpu()) {

@@ -135,6 +135,19 @@ TEST(forecast, without_a_drive_everything_is_in_memory) {
   const Forecast plan = choose(task_of(Precision::bf16), machine, {}, {}).front().forecast;
   EXPECT_EQ(plan.drive_bytes, 0);
   EXPECT_EQ(plan.step_read, 0);
+  EXPECT_EQ(plan.written_bytes_per_day, 0);  // and not 0 / 0
+}
+
+TEST(forecast, without_a_drive_a_first_one_counts_only_if_its_speed_is_known) {
+  Machine machine = machine_of();
+  machine.drives = 0;
+  const Task task = task_of(Precision::bf16, 5e9);  // too large for the memory
+  const auto with = changes(task, machine, {}, {});
+  EXPECT_EQ(with.front().what, "one more drive in each node");
+  EXPECT_GT(with.front().seconds, 0);
+  machine.drive = {};
+  const auto without = changes(task, machine, {}, {});
+  EXPECT_EQ(without.front().what, "twice the memory");
 }
 
 TEST(forecast, a_huge_model_is_planned_in_no_time) {

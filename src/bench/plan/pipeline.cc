@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <stdexcept>
 
 namespace tensorferry::bench {
 
@@ -105,7 +106,7 @@ class Run {
       step =
           std::min(step, one.delay_seconds > 0 ? one.delay_seconds : one.left_bytes / speed(one));
     }
-    if (step == no_limit) return;
+    if (step == no_limit) throw std::logic_error("a stage waits for bytes that nothing moves");
     now_ += step;
     for (Flight& one : flights_) {
       if (one.delay_seconds > 0) {

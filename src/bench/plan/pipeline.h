@@ -55,6 +55,7 @@ struct Course {
   std::vector<Timing> timings;  // of each stage
 };
 
+// Throws std::logic_error if a channel has to move bytes and has no speed.
 [[nodiscard]] Course run(const Pipeline& pipeline);
 
 }  // namespace tensorferry::bench

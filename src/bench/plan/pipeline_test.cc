@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 namespace tensorferry::bench {
 namespace {
 
@@ -72,6 +74,12 @@ TEST(pipeline, copies_do_not_wait_for_the_drive) {
   }
   pipeline.copies = {1000, 1000, 1000};
   EXPECT_NEAR(run(pipeline).seconds, 20, 3);
+}
+
+TEST(pipeline, a_channel_without_speed_is_an_error_and_no_endless_wait) {
+  Pipeline pipeline = pipeline_of(3, {.read_bytes = 100, .held_bytes = 100});
+  pipeline.drive = {};
+  EXPECT_THROW((void)run(pipeline), std::logic_error);
 }
 
 TEST(pipeline, no_stages_take_no_time) { EXPECT_EQ(run(pipeline_of(0, {})).seconds, 0); }
