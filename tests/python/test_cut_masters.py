@@ -326,6 +326,54 @@ def test_a_changed_weight_never_meets_old_lower_bits(tmp_path, way, caplog):
     ours.close()
 
 
+def change(way, param, places, values):
+    """Changes some elements of a parameter."""
+    if way == "data":
+        param.data[places] = values
+    elif way == "numpy":
+        param.detach().view(torch.int16).numpy()[places] = values.view(torch.int16).numpy()
+    else:
+        with torch.no_grad():
+            param[places] = values
+
+
+@pytest.mark.parametrize("limit", [0, "100%"])
+@pytest.mark.parametrize("way", ["data", "in place", "numpy"])
+def test_each_later_change_is_noticed_too(tmp_path, way, limit):
+    """The first one begins all masters of the parameter anew, the others those that changed."""
+    mine, ours, theirs, reference = pair(tmp_path, large(2), max_cpu_bytes=limit)
+    train(mine, ours, theirs, reference, 0, 2)
+    for step, places in enumerate([slice(None), slice(5, 9), slice(100, None, 1000)], 2):
+        new = (mine[1].detach()[places].float() * 1.5 + 3).to(torch.bfloat16)
+        change(way, mine[1], places, new)
+        with torch.no_grad():
+            theirs[1][places] = new
+            reference.masters[1][places] = new.float()
+        train(mine, ours, theirs, reference, step, step + 1)
+    assert torch.equal(ours.state_dict()["state"][1]["master"], reference.masters[1])
+    ours.close()
+
+
+def test_a_change_is_noticed_where_too_many_masters_were_listed(tmp_path):
+    """All of such a master is stored, though nobody has changed its weights before."""
+    mine, ours, theirs, reference = pair(tmp_path, large(1))
+    train(mine, ours, theirs, reference, 0, 1)
+    ties = torch.full_like(reference.masters[0], 1 + 2**-8)  # each lies between two weights
+    state = ours.state_dict()
+    state["state"][0]["master"] = ties
+    for param in (mine[0], theirs[0]):
+        param.data.fill_(1)
+    ours.load_state_dict(state)
+    reference.masters[0].data.copy_(ties)
+    ours.param_groups[0]["lr"] = reference.inner.param_groups[0]["lr"] = 0.0
+    train(mine, ours, theirs, reference, 1, 2)
+    assert ours.stats()["tensor_bytes"] == 12 * MiB // 4
+    mine[0].data[3] = 2
+    reference.masters[0].data[3] = theirs[0].data[3] = 2
+    train(mine, ours, theirs, reference, 2, 4)
+    ours.close()
+
+
 def test_a_master_that_is_nan_everywhere_is_stored_whole(tmp_path):
     mine, ours, theirs, reference = pair(tmp_path, large(2))
     train(mine, ours, theirs, reference, 0, 2)

@@ -454,7 +454,8 @@ class Step:
         if "master" not in states:
             return values.float()
         master = states.pop("master")
-        if shard.param in self._edited and not is_first:
+        # Where a digest would notice a change of the weights, a whole master does it too.
+        if (shard.param in self._edited or shard.cuts_master) and not is_first:
             follow(master, values)
         return master
 
