@@ -77,6 +77,11 @@ class Run:
                 found[f"{number}.{name}"] = torch.as_tensor(value).clone()
         return found
 
+    def stored_bytes(self):
+        """Bytes of states, on the drive and in memory."""
+        stats = self.optimizer.stats()
+        return stats["tensor_bytes"] + stats["kept_bytes"]
+
     def close(self):
         if self.weights is not None:
             self.weights.close()

@@ -6,7 +6,13 @@ import pytest
 import tensorferry.optim
 import torch
 from master_adamw import MasterAdamW
-from tensorferry.optim.cut_masters import begin_cut_by_torch, cut, join, join_by_torch
+from tensorferry.optim.cut_masters import (
+    begin_cut_by_torch,
+    cut,
+    digests_by_torch,
+    join,
+    join_by_torch,
+)
 from training import MiB, assert_same, copies, give_gradients, parameters
 
 BLOCK = 16384
@@ -119,6 +125,125 @@ def test_two_weights_that_change_places_are_noticed():
     assert join(torch.empty_like(master), weights, low, known) == 1
 
 
+# --- the digest of a GPU, which is made of torch's operations ---
+
+
+def flipped(weights, *places):
+    weights.view(torch.int16)[list(places)] ^= -(1 << 15)
+
+
+def zero_becomes_minus_zero(weights):
+    weights[3] = 0
+    yield
+    flipped(weights, 3)
+
+
+def two_signs(first, second):
+    def edit(weights):
+        yield
+        flipped(weights, first, second)
+
+    return edit
+
+
+def all_signs(weights):
+    yield
+    weights.neg_()
+
+
+def one_bit(bit):
+    def edit(weights):
+        yield
+        weights.view(torch.int16)[BLOCK // 2] ^= -(1 << 15) if bit == 15 else 1 << bit
+
+    return edit
+
+
+def swap(weights):
+    yield
+    weights[[5, 4000]] = weights[[4000, 5]]
+
+
+def sign_moves(weights):
+    weights[7], weights[11] = 2.0, -2.0
+    yield
+    flipped(weights, 7, 11)
+
+
+def order(weights):
+    yield
+    weights.copy_(weights[torch.randperm(len(weights))])
+
+
+def reverse(weights):
+    yield
+    weights.copy_(weights.flip(0))
+
+
+def shift(weights):
+    yield
+    weights.copy_(weights.roll(1))
+
+
+def steps_that_cancel_in_an_even_series(weights):
+    weights.view(torch.int16)[20:23] = 1000
+    yield
+    weights.view(torch.int16)[20:23] += torch.tensor([1, -2, 1], dtype=torch.int16)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        zero_becomes_minus_zero,
+        two_signs(3, 7),
+        two_signs(0, BLOCK - 2),
+        all_signs,
+        *map(one_bit, range(16)),
+        swap,
+        sign_moves,
+        order,
+        reverse,
+        shift,
+        steps_that_cancel_in_an_even_series,
+    ],
+)
+@pytest.mark.parametrize("count", [BLOCK, BLOCK - 1])
+def test_the_digest_of_a_gpu_notices(edit, count):
+    torch.manual_seed(5)
+    weights = torch.randn(2 * BLOCK + count).to(torch.bfloat16)
+    last = weights[2 * BLOCK :]
+    steps = edit(last)
+    next(steps)
+    before = digests_by_torch(weights)
+    assert torch.equal(digests_by_torch(weights.clone()), before)
+    next(steps, None)
+    after = digests_by_torch(weights)
+    assert (after != before).tolist() == [False, False, True]
+
+
+def test_the_digest_of_a_gpu_notices_each_pair_of_signs():
+    """The digest of zeros is zero, and the sign of an element adds its own number. None of these
+    is another one, or another one below zero. That goes for two elements that change places too:
+    their difference has fewer factors of two than a sign."""
+    ones = []
+    for begin in range(0, BLOCK, 512):
+        weights = torch.zeros(512, BLOCK, dtype=torch.bfloat16)
+        weights.view(torch.int16)[range(512), range(begin, begin + 512)] = -(1 << 15)
+        ones.append(digests_by_torch(weights.view(-1)))
+    signs = torch.cat(ones)
+    assert torch.minimum(signs, -signs).unique().numel() == BLOCK
+
+
+def test_the_digest_of_a_gpu_notices_any_number_of_signs():
+    torch.manual_seed(6)
+    weights = torch.randn(BLOCK).to(torch.bfloat16)
+    before = digests_by_torch(weights)
+    for count in [2, 3, 4, 8, 64, 1000, BLOCK] * 20:
+        edited = weights.clone()
+        flipped(edited, *torch.randperm(BLOCK)[:count].tolist())
+        assert digests_by_torch(edited) != before, count
+
+
 # --- steps ---
 
 
@@ -198,6 +323,54 @@ def test_a_changed_weight_never_meets_old_lower_bits(tmp_path, way, caplog):
     assert "a parameter of shape (262144,) was changed" in record.getMessage()
     assert torch.equal(ours.state_dict()["state"][1]["master"], reference.masters[1])
     assert ours.stats()["tensor_bytes"] == (10 + 12 + 10) * MiB // 4
+    ours.close()
+
+
+def change(way, param, places, values):
+    """Changes some elements of a parameter."""
+    if way == "data":
+        param.data[places] = values
+    elif way == "numpy":
+        param.detach().view(torch.int16).numpy()[places] = values.view(torch.int16).numpy()
+    else:
+        with torch.no_grad():
+            param[places] = values
+
+
+@pytest.mark.parametrize("limit", [0, "100%"])
+@pytest.mark.parametrize("way", ["data", "in place", "numpy"])
+def test_each_later_change_is_noticed_too(tmp_path, way, limit):
+    """The first one begins all masters of the parameter anew, the others those that changed."""
+    mine, ours, theirs, reference = pair(tmp_path, large(2), max_cpu_bytes=limit)
+    train(mine, ours, theirs, reference, 0, 2)
+    for step, places in enumerate([slice(None), slice(5, 9), slice(100, None, 1000)], 2):
+        new = (mine[1].detach()[places].float() * 1.5 + 3).to(torch.bfloat16)
+        change(way, mine[1], places, new)
+        with torch.no_grad():
+            theirs[1][places] = new
+            reference.masters[1][places] = new.float()
+        train(mine, ours, theirs, reference, step, step + 1)
+    assert torch.equal(ours.state_dict()["state"][1]["master"], reference.masters[1])
+    ours.close()
+
+
+def test_a_change_is_noticed_where_too_many_masters_were_listed(tmp_path):
+    """All of such a master is stored, though nobody has changed its weights before."""
+    mine, ours, theirs, reference = pair(tmp_path, large(1))
+    train(mine, ours, theirs, reference, 0, 1)
+    ties = torch.full_like(reference.masters[0], 1 + 2**-8)  # each lies between two weights
+    state = ours.state_dict()
+    state["state"][0]["master"] = ties
+    for param in (mine[0], theirs[0]):
+        param.data.fill_(1)
+    ours.load_state_dict(state)
+    reference.masters[0].data.copy_(ties)
+    ours.param_groups[0]["lr"] = reference.inner.param_groups[0]["lr"] = 0.0
+    train(mine, ours, theirs, reference, 1, 2)
+    assert ours.stats()["tensor_bytes"] == 12 * MiB // 4
+    mine[0].data[3] = 2
+    reference.masters[0].data[3] = theirs[0].data[3] = 2
+    train(mine, ours, theirs, reference, 2, 4)
     ours.close()
 
 

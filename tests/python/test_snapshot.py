@@ -66,6 +66,27 @@ def test_a_run_goes_on_from_a_snapshot_with_the_same_bits(kind, make, path):
     assert_same_bits(second.bits(), expected)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "all in memory"])
+def test_a_run_with_an_edited_weight_goes_on_too(kind, make, path):
+    """After the step that has noticed it, all of its master is stored; and so it stays."""
+    seed_all(1)
+    first = make(kind, dtype=torch.bfloat16)
+    first.step()
+    next(first.model.parameters()).data.mul_(1.5)
+    first.step()
+    first.take(path)
+    losses = [first.step() for _ in range(2)]
+    expected, stored = first.bits(), first.stored_bytes()
+    first.close()
+    seed_all(2)
+    second = make(kind, dtype=torch.bfloat16, seed=9)
+    second.step()
+    assert second.resume(path).snapshot.number == 1
+    assert [second.step() for _ in range(2)] == losses
+    assert_same_bits(second.bits(), expected)
+    assert second.stored_bytes() == stored
+
+
 def test_the_snapshot_that_a_run_resumes_from_stays_as_it_is(make, path):
     seed_all(1)
     first = make("weights")

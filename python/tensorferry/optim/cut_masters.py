@@ -9,6 +9,7 @@ weights."""
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,7 @@ from .masters import GPU_CHUNK
 LOW = "master_low"  # the name of the state
 
 MASTER_BLOCK = _core.MASTER_BLOCK  # elements that share a digest
-_WORDS = MASTER_BLOCK // 4  # of eight bytes
-
-_MIX = 0x1E3779B97F4A7C15  # odd, with bits all over
+_PIECE = GPU_CHUNK // 4 // MASTER_BLOCK  # blocks at a time: an element takes eight bytes
 
 # A list that is longer than this share of the elements is not worth it.
 _MOST_LISTED = 1 / 256
@@ -94,7 +93,7 @@ def begin_cut_by_torch(master: Tensor, weights: Tensor, low: Tensor) -> Cutting:
     rest = torch.add(master.view(torch.int32), weights.view(torch.int16), alpha=-(1 << 16))
     low.copy_(rest)
     positions, excess = _positions(rest != low, _most_listed(master))
-    return Cutting(Cut(_digests(weights), (positions, rest.gather(0, positions))), excess)
+    return Cutting(Cut(digests_by_torch(weights), (positions, rest.gather(0, positions))), excess)
 
 
 def join_by_torch(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> Tensor:
@@ -102,7 +101,7 @@ def join_by_torch(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> T
     assert not isinstance(known.listed, bytes)
     bits = master.view(torch.int32).copy_(low)
     bits.scatter_(0, *known.listed)
-    is_same = _digests(weights) == known.digests
+    is_same = digests_by_torch(weights) == known.digests
     whole = bits.numel() // MASTER_BLOCK * MASTER_BLOCK
     bits[:whole].view(-1, MASTER_BLOCK).mul_(is_same[: whole // MASTER_BLOCK, None])
     if whole < bits.numel():
@@ -127,20 +126,24 @@ def _positions(is_listed: Tensor, most: int) -> tuple[Tensor, int | Tensor]:
     return found[:most], found[most]
 
 
+def digests_by_torch(weights: Tensor) -> Tensor:
+    """A number for each block: the sum of the bits of each element, times the factor of its place,
+    modulo 2 ** 64."""
+    bits = weights.view(torch.int16)
+    factors = _factors(weights.device)
+    whole = bits.numel() // MASTER_BLOCK * MASTER_BLOCK
+    pieces = bits[:whole].view(-1, MASTER_BLOCK).split(_PIECE)
+    digests = [(piece * factors).sum(1) for piece in pieces]
+    if whole < bits.numel():
+        rest = bits[whole:]
+        digests.append((rest * factors[: rest.numel()]).sum(0, keepdim=True))
+    return digests[0] if len(digests) == 1 else torch.cat(digests)
+
+
 @functools.cache
 def _factors(device: torch.device) -> Tensor:
-    """Odd ones: whatever single word changes, so does the sum."""
-    return torch.arange(1, 2 * _WORDS, 2, dtype=torch.int64, device=device) * _MIX
-
-
-def _digests(weights: Tensor) -> Tensor:
-    """A number for each block, of all elements and their places in it."""
-    whole = weights.numel() // MASTER_BLOCK * MASTER_BLOCK
-    words = weights[:whole].view(torch.int16).view(torch.int64).view(-1, _WORDS)
-    factors = _factors(weights.device)
-    digests = [(part * factors).sum(1) for part in words.split(GPU_CHUNK // MASTER_BLOCK)]
-    if whole < weights.numel():
-        rest = weights[whole:].view(torch.int16)
-        rest = torch.nn.functional.pad(rest, (0, -rest.numel() % MASTER_BLOCK))
-        digests.append((rest.view(torch.int64) * factors).sum(0, keepdim=True))
-    return digests[0] if len(digests) == 1 else torch.cat(digests)
+    """Odd ones: whatever single element changes, so does the sum. They are random in all their
+    bits, so that changes do not cancel each other: not even those of signs, which are 2 ** 15 times
+    the factor, so that only its lower bits count. Snapshots have the sums, so these stay."""
+    data = hashlib.shake_256(b"tensorferry").digest(8 * MASTER_BLOCK)
+    return (torch.frombuffer(bytearray(data), dtype=torch.int64) | 1).to(device)

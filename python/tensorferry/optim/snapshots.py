@@ -37,6 +37,7 @@ def part_of(
         "fields": [[_described(field, group) for field in group.fields] for group in groups],
         "small": [[_copied(shard.small) for shard in group.shards] for group in groups],
         "cuts": [[_cut_out(shard.cut) for shard in group.shards] for group in groups],
+        "whole": [[shard.stays_whole for shard in group.shards] for group in groups],
         "records": {group.key: store.kept.record(group) for group in kept},
         "edited": sorted(numbers[param] for param in edited),
     }
@@ -61,11 +62,11 @@ def resume(
         store.drop(group)
     for space in saved.spaces:
         store.space.attach(space.files, space.tensors)
-    for group, fields, small, cuts in zip(
-        groups, memory["fields"], memory["small"], memory["cuts"]
+    for group, fields, small, cuts, whole in zip(
+        groups, *(memory[name] for name in ("fields", "small", "cuts", "whole"))
     ):
         group.fields = [_field(group, *one) for one in fields]
-        for shard, own, cut in zip(group.shards, small, cuts):
+        for shard, own, cut, shard.stays_whole in zip(group.shards, small, cuts, whole):
             shard.small = _placed(shard, own)
             shard.cut = _cut_in(cut, group.device)
     store.kept.choose(groups)

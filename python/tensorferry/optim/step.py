@@ -408,7 +408,7 @@ class Step:
         cuts: dict[Shard, Cutting] = {}
         lows: dict[Shard, Tensor] = {}
         for shard, packed in one.packed.items():
-            if shard.cuts_master:
+            if shard.cuts_master and not shard.stays_whole:
                 master = states[shard]["master"]
                 low = packed.get(LOW)
                 if low is None:
@@ -419,14 +419,14 @@ class Step:
         counts = _on_host([*changed.values(), *(cutting.excess for cutting in cuts.values())])
         for shard, blocks in zip(changed, counts):
             if blocks > 0:
-                shard.cuts_master = False
+                shard.stays_whole = True
                 _log.warning(
                     "a parameter of shape %s was changed since the last step: its master in fp32 "
                     "begins anew there, and all of it is stored from now on",
                     tuple(shard.size),
                 )
         for (shard, cutting), excess in zip(cuts.items(), counts[len(changed) :]):
-            shard.cut = cutting.end(excess) if shard.cuts_master else None
+            shard.cut = None if shard.stays_whole else cutting.end(excess)
             if shard.cut is not None:
                 del states[shard]["master"]
                 states[shard] = {LOW: lows[shard], **states[shard]}
@@ -454,7 +454,8 @@ class Step:
         if "master" not in states:
             return values.float()
         master = states.pop("master")
-        if shard.param in self._edited and not is_first:
+        # Where a digest would notice a change of the weights, a whole master does it too.
+        if (shard.param in self._edited or shard.cuts_master) and not is_first:
             follow(master, values)
         return master
 

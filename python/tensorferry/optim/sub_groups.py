@@ -69,8 +69,9 @@ class Shard:
     end: int
     whole: bool
     master: bool  # does the optimizer step a copy in fp32?
-    cuts_master: bool  # is only the lower half of that stored?
+    cuts_master: bool  # may only the lower half of that be stored?
     packs_moments: bool  # are moments stored in 8 bits?
+    stays_whole: bool = False  # is all of it stored, because somebody has changed the weights?
     cut: Cut | None = None  # what goes with the lower half, once there is one
     small: dict[str, Any] = field(default_factory=dict)  # states that stay in memory: step counts
 
