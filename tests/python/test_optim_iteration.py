@@ -3,6 +3,10 @@
 import contextlib
 import errno
 import gc
+import os
+import signal
+import threading
+import warnings
 import weakref
 
 import pytest
@@ -313,6 +317,70 @@ def test_a_drive_that_fails_is_told_by_the_next_forward_pass(tmp_path, monkeypat
             optimizer.step()
         with contextlib.suppress(OSError):
             optimizer.close()
+
+
+class Samples(torch.utils.data.Dataset):
+    """Each has passed through a module, and tells what a look at the weights gives."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        told = ""
+        try:
+            self.model(inputs())
+        except RuntimeError as error:
+            told = str(error)
+        return nn.Tanh()(inputs()), told
+
+
+def test_a_worker_of_a_data_loader_leaves_the_step_to_its_parent(tmp_path, slow_drive):
+    expected = stepped(tmp_path)
+    model = deep()
+    optimizer = iteration(model, tmp_path)
+    begin(model, optimizer)
+    loader = torch.utils.data.DataLoader(
+        Samples(model), num_workers=1, multiprocessing_context="fork", timeout=60
+    )
+    for _, (told,) in loader:
+        assert "settle() of the optimizer before you fork" in told
+    assert all(map(is_pending, model.parameters()))
+    for param, other in zip(model.parameters(), expected):
+        same(param.detach(), other)
+    optimizer.close()
+
+
+def test_a_child_does_not_wait_for_a_thread_that_steps_in_its_parent(
+    tmp_path, slow_drive, monkeypatch
+):
+    model = deep()
+    optimizer = iteration(model, tmp_path)
+    begin(model, optimizer)
+    compute, stepping, forked = Step.compute_next, threading.Event(), threading.Event()
+
+    def slow(step):
+        stepping.set()
+        forked.wait(60)
+        compute(step)
+
+    monkeypatch.setattr(Step, "compute_next", slow)
+    thread = threading.Thread(target=model, args=(inputs(),))
+    thread.start()
+    stepping.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        nn.Tanh()(inputs())
+        os._exit(0)
+    forked.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
+    optimizer.close()
 
 
 def test_the_parameters_keep_what_is_left_of_an_optimizer_that_is_gone(tmp_path, slow_drive):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -47,7 +48,8 @@ class NeedOrder:
 class LateStep:
     """Steps sub-groups when their states are in memory or somebody needs their parameters,
     whichever comes first, in the order of need. It is its caller's thread that computes: torch uses
-    all processors for one forward pass, so another thread would only take some away.
+    all processors for one forward pass, so another thread would only take some away. A forked child
+    has neither the drive nor the threads of its parent: there it steps nothing.
 
     It holds the gradients. Parameters are pending until they are stepped: modules that are called,
     and whoever reads one, wait for them. If a step fails, so does the call that made it."""
@@ -59,6 +61,7 @@ class LateStep:
         self._store = store
         self._order = order
         self._edits = edits
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._work = dict(work)
         self._left = Left({g: dict.fromkeys(s.param for s in own) for g, own in work})
@@ -114,6 +117,11 @@ class LateStep:
 
     def settle(self, params: Iterable[Tensor]) -> None:
         """Steps all sub-groups that have a part of these parameters."""
+        if not self.ended and self.is_in_child():
+            raise RuntimeError(
+                "these parameters wait for the rest of a step, which the parent process makes: "
+                "call settle() of the optimizer before you fork"
+            )
         with self._computing():
             groups = {g for param in params for g in self._left.groups_of(param) if g in self._work}
             self._step.prefer(groups)
@@ -138,7 +146,12 @@ class LateStep:
         if any(self._left.has(param) for param in needed):
             with span("module waits for step"):
                 self.settle(needed)
-        self.advance()
+        if not self.is_in_child():
+            self.advance()
+
+    def is_in_child(self) -> bool:
+        """Returns whether this is a forked child of the process that makes the step."""
+        return os.getpid() != self._process
 
     def _compute(self) -> None:
         group = self._step.next_group
@@ -216,7 +229,7 @@ class _Caller:
 
     @outside_graphs
     def _settle_all(self) -> None:
-        if (late := self._late()) is not None:
+        if (late := self._late()) is not None and not late.is_in_child():
             late.settle_all()
 
 
