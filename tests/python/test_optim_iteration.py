@@ -140,6 +140,27 @@ def test_the_settings_are_those_of_the_step_and_not_of_later(tmp_path, slow_driv
         same(one, other)
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_scale_that_is_changed_after_it_was_given_changes_nothing(tmp_path, slow_drive, clips):
+    results = []
+    for changed in (False, True):
+        model = deep()
+        optimizer = iteration(model, tmp_path)
+        torch.manual_seed(11)
+        for _ in range(3):
+            scale = torch.tensor(0.5)
+            with optimizer.last_backward(clips=clips, gradient_scale=scale):
+                model(inputs()).square().mean().backward()
+            if changed:
+                scale.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        results.append([param.detach() for param in model.parameters()])
+    for one, other in zip(*results):
+        same(one, other)
+
+
 def test_parameters_without_a_gradient_are_skipped_as_torch_does(tmp_path, slow_drive):
     class Some(nn.Module):
         def __init__(self):
