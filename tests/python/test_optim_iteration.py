@@ -453,6 +453,29 @@ def test_accelerate_announces_the_last_micro_batch(tmp_path, monkeypatch, clip):
     assert bool(watched.inside) == (clip is None)
 
 
+def test_following_again_takes_the_place_of_the_first_time(tmp_path):
+    class Plain:
+        scaler = None
+        sync_gradients = True
+
+        def backward(self, loss, **options):
+            loss.backward(**options)
+
+    model, accelerator = deep(), Plain()
+    others = [nn.Parameter(torch.ones(3))]
+    optimizer = iteration(model, tmp_path)
+    beside = tensorferry.optim.AdamW(others, nvme_path=tmp_path, overlap="backward")
+    for one, clips in ((optimizer, False), (beside, False), (optimizer, True)):
+        one.follow(accelerator, clips=clips)
+    accelerator.backward(model(inputs()).sum() + others[0].sum(), retain_graph=True)
+    assert not optimizer.is_stepping and beside.is_stepping
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    beside.step()
+    optimizer.close()
+    beside.close()
+
+
 def test_trainer_announces_the_last_micro_batch(tmp_path, monkeypatch):
     """It asks for the norm of the gradients in any case."""
     transformers = pytest.importorskip("transformers")
