@@ -79,14 +79,14 @@ class LateStep:
         loading = {group: None for group in self._step.loading if group in self._work}
         rest = [one for one in self._work.items() if one[0] not in loading]
         work = [(group, self._work[group]) for group in loading] + self._order.of(rest)
-        self._step.expect(work, scale.clone() if isinstance(scale, Tensor) else scale)
+        self._step.expect(work, scale)
         for param in self._left.params:
             self._step.hold_gradient(param)
         self._step.begun = True  # whatever fails from now on, step() cannot be repeated
         now = [param for param in self._left.params if not can_be_pending(param)]
         try:
             self._make_pending(set(self._left.params).difference(now))
-            self.settle(now)
+            self._settle(now)
             self.advance()
         except BaseException as error:
             self.abandon(error)
@@ -116,7 +116,11 @@ class LateStep:
             self._end_if_done()
 
     def settle(self, params: Iterable[Tensor]) -> None:
-        """Steps all sub-groups that have a part of these parameters."""
+        """Steps all sub-groups that have a part of these parameters, for whoever reads one."""
+        with span("reader waits for step"):
+            self._settle(params)
+
+    def _settle(self, params: Iterable[Tensor]) -> None:
         if not self.ended and self.is_in_child():
             raise RuntimeError(
                 "these parameters wait for the rest of a step, which the parent process makes: "
@@ -145,7 +149,7 @@ class LateStep:
             self._needed.update(dict.fromkeys(self._left.groups_of(param)))
         if any(self._left.has(param) for param in needed):
             with span("module waits for step"):
-                self.settle(needed)
+                self._settle(needed)
         if not self.is_in_child():
             self.advance()
 
