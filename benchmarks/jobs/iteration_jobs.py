@@ -41,6 +41,7 @@ class Tensorferry:
         self.weights: Any = None
         self.model: Any = None
         self.activations: Any = None
+        self.shape = ""  # for which their buffers are
 
     def iterate(
         self, rows: int, repeat: int, overlap: str = "", stores_weights: bool = False
@@ -94,10 +95,10 @@ class Tensorferry:
         """Forward and backward passes with what autograd saves on NVMe."""
         import tensorferry.offload
 
-        saved = saved_bytes(shape)
-        if self.activations is None:
+        if self.shape != shape:
             self.release()
-            self.activations = tensorferry.offload.activations(self.folder, saved // 4)
+            self.activations = tensorferry.offload.activations(self.folder, saved_bytes(shape) // 4)
+            self.shape = shape
         stats = self.activations.stats
 
         def moved() -> int:
@@ -112,6 +113,7 @@ class Tensorferry:
             if one is not None:
                 one.close()
         self.kind = self.optimizer = self.weights = self.activations = self.model = None
+        self.shape = ""
         return {}
 
 
@@ -152,9 +154,13 @@ class Torch:
         self.model: Any = None
         self.optimizer: Any = None
 
-    def iterate(self, rows: int, repeat: int) -> dict[str, float]:
+    def start(self) -> None:
         if self.model is None:
             self.model = layers()
+
+    def iterate(self, rows: int, repeat: int) -> dict[str, float]:
+        self.start()
+        if self.optimizer is None:  # the forward pass alone needs none
             self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         batch = torch.ones(rows, WIDTH)
         for number in range(-UNTIMED, repeat):
@@ -167,8 +173,7 @@ class Torch:
 
     def forward(self, rows: int, repeat: int) -> dict[str, float]:
         """The forward pass alone."""
-        if self.model is None:
-            self.model = layers()
+        self.start()
         batch = torch.ones(rows, WIDTH)
         loss = self.model(batch).mean()
         start = time.perf_counter()

@@ -3,6 +3,10 @@
 import contextlib
 import errno
 import gc
+import os
+import signal
+import threading
+import warnings
 import weakref
 
 import pytest
@@ -130,6 +134,27 @@ def test_the_settings_are_those_of_the_step_and_not_of_later(tmp_path, slow_driv
             optimizer.param_groups[0]["weight_decay"] += 0.5
             optimizer.zero_grad()
         assert optimizer.param_groups[0]["lr"].item() == pytest.approx(1e-2 / 8)
+        optimizer.close()
+        results.append([param.detach() for param in model.parameters()])
+    for one, other in zip(*results):
+        same(one, other)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_scale_that_is_changed_after_it_was_given_changes_nothing(tmp_path, slow_drive, clips):
+    results = []
+    for changed in (False, True):
+        model = deep()
+        optimizer = iteration(model, tmp_path)
+        torch.manual_seed(11)
+        for _ in range(3):
+            scale = torch.tensor(0.5)
+            with optimizer.last_backward(clips=clips, gradient_scale=scale):
+                model(inputs()).square().mean().backward()
+            if changed:
+                scale.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
         optimizer.close()
         results.append([param.detach() for param in model.parameters()])
     for one, other in zip(*results):
@@ -315,6 +340,70 @@ def test_a_drive_that_fails_is_told_by_the_next_forward_pass(tmp_path, monkeypat
             optimizer.close()
 
 
+class Samples(torch.utils.data.Dataset):
+    """Each has passed through a module, and tells what a look at the weights gives."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        told = ""
+        try:
+            self.model(inputs())
+        except RuntimeError as error:
+            told = str(error)
+        return nn.Tanh()(inputs()), told
+
+
+def test_a_worker_of_a_data_loader_leaves_the_step_to_its_parent(tmp_path, slow_drive):
+    expected = stepped(tmp_path)
+    model = deep()
+    optimizer = iteration(model, tmp_path)
+    begin(model, optimizer)
+    loader = torch.utils.data.DataLoader(
+        Samples(model), num_workers=1, multiprocessing_context="fork", timeout=60
+    )
+    for _, (told,) in loader:
+        assert "settle() of the optimizer before you fork" in told
+    assert all(map(is_pending, model.parameters()))
+    for param, other in zip(model.parameters(), expected):
+        same(param.detach(), other)
+    optimizer.close()
+
+
+def test_a_child_does_not_wait_for_a_thread_that_steps_in_its_parent(
+    tmp_path, slow_drive, monkeypatch
+):
+    model = deep()
+    optimizer = iteration(model, tmp_path)
+    begin(model, optimizer)
+    compute, stepping, forked = Step.compute_next, threading.Event(), threading.Event()
+
+    def slow(step):
+        stepping.set()
+        forked.wait(60)
+        compute(step)
+
+    monkeypatch.setattr(Step, "compute_next", slow)
+    thread = threading.Thread(target=model, args=(inputs(),))
+    thread.start()
+    stepping.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        nn.Tanh()(inputs())
+        os._exit(0)
+    forked.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
+    optimizer.close()
+
+
 def test_the_parameters_keep_what_is_left_of_an_optimizer_that_is_gone(tmp_path, slow_drive):
     expected = stepped(tmp_path)
     model = deep()
@@ -362,6 +451,29 @@ def test_accelerate_announces_the_last_micro_batch(tmp_path, monkeypatch, clip):
     check_same(results[1], results[0])
     check_same(results[2], results[0])
     assert bool(watched.inside) == (clip is None)
+
+
+def test_following_again_takes_the_place_of_the_first_time(tmp_path):
+    class Plain:
+        scaler = None
+        sync_gradients = True
+
+        def backward(self, loss, **options):
+            loss.backward(**options)
+
+    model, accelerator = deep(), Plain()
+    others = [nn.Parameter(torch.ones(3))]
+    optimizer = iteration(model, tmp_path)
+    beside = tensorferry.optim.AdamW(others, nvme_path=tmp_path, overlap="backward")
+    for one, clips in ((optimizer, False), (beside, False), (optimizer, True)):
+        one.follow(accelerator, clips=clips)
+    accelerator.backward(model(inputs()).sum() + others[0].sum(), retain_graph=True)
+    assert not optimizer.is_stepping and beside.is_stepping
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    beside.step()
+    optimizer.close()
+    beside.close()
 
 
 def test_trainer_announces_the_last_micro_batch(tmp_path, monkeypatch):

@@ -11,11 +11,12 @@ import tensorferry
 import tensorferry.offload
 import tensorferry.optim
 from drives import failing_drive
-from offload_models import MODELS, make
+from offload_models import MODELS, make, same
 from overlapping import SMALL, Watched, adamw, check_same, deep, train
 from tensorferry.optim.backward import BackwardStep
 from tensorferry.optim.spent_gradient import SpentGradient
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 MiB = 1 << 20
@@ -139,6 +140,28 @@ def test_clipping_by_the_global_norm(tmp_path, monkeypatch):
     assert not watched.inside
 
 
+@pytest.mark.parametrize("kind", ["backward", "iteration"])
+def test_a_step_that_is_skipped_after_clipping_leaves_nothing(tmp_path, kind):
+    """A loop skips a step whose norm is infinite, and lets the model zero its gradients."""
+    results = []
+    for overlap in (None, kind):
+        model = deep()
+        optimizer = adamw(model, tmp_path, overlap)
+        torch.manual_seed(11)
+        for step in range(4):
+            loss = model(torch.randn(8, 96)).square().mean()
+            announced = contextlib.nullcontext() if overlap is None else None
+            with announced or optimizer.last_backward(clips=True, gradient_scale=0.5 + step):
+                loss.backward()
+            if step != 1:
+                optimizer.step(gradient_scale=0.5 + step if overlap is None else None)
+            model.zero_grad()
+        optimizer.close()
+        results.append([param.detach() for param in model.parameters()])
+    for one, other in zip(*results):
+        same(one, other)
+
+
 CONFIG = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
     "zero_optimization": {"offload_optimizer": {"device": "nvme"}},
@@ -223,6 +246,26 @@ def test_gradients_are_freed_and_states_are_read_in_the_order_of_the_backward_pa
             call()
     optimizer.zero_grad(set_to_none=False)
     assert all(param.grad is None for param in model.parameters())
+    optimizer.close()
+
+
+def test_a_gradient_is_freed_before_the_next_ones_come(tmp_path):
+    model = deep(layers=12)
+    optimizer = adamw(model, tmp_path, buffer_bytes=1, max_cpu_bytes="100%")  # no state is late
+    gradients, living = [], []
+
+    def note(param):
+        living.append(sum(not gradient.expired() for gradient in gradients))
+        gradients.append(StorageWeakRef(param.grad.untyped_storage()))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(note)
+    for _ in range(2):
+        with optimizer.last_backward():
+            model(torch.randn(8, 96)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(living) == 2 * 24 and max(living) <= 2
     optimizer.close()
 
 

@@ -27,7 +27,7 @@ class Announced(Protocol):
 
 
 def announce(accelerator: Accelerator, optimizer: Announced, clips: bool) -> None:
-    """Makes the last backward() of each step one inside last_backward()."""
+    """Makes the last backward() of each step one inside last_backward(). The last call counts."""
     if optimizer.overlap is None:
         raise RuntimeError('follow() needs overlap="backward" or "iteration": give it')
     if accelerator.scaler is not None and not clips:
@@ -36,12 +36,25 @@ def announce(accelerator: Accelerator, optimizer: Announced, clips: bool) -> Non
             "all gradients before the step: use follow(accelerator, clips=True), or bf16"
         )
     backward = accelerator.backward
+    if not isinstance(backward, AnnouncedBackward):
+        backward = AnnouncedBackward(accelerator, backward)
+        accelerator.backward = backward
+    backward.clips[optimizer] = clips
 
-    @functools.wraps(backward)
-    def announced(loss: Any, **options: Any) -> Any:
-        if not accelerator.sync_gradients:
-            return backward(loss, **options)
-        with optimizer.last_backward(clips=clips):
-            return backward(loss, **options)
 
-    accelerator.backward = announced
+class AnnouncedBackward:
+    """backward() of an accelerator. The last one of each step is one inside last_backward() of
+    these optimizers."""
+
+    def __init__(self, accelerator: Accelerator, backward: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, backward)
+        self._accelerator = accelerator
+        self._backward = backward
+        self.clips: dict[Announced, bool] = {}
+
+    def __call__(self, loss: Any, **options: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            if self._accelerator.sync_gradients:
+                for optimizer, clips in self.clips.items():
+                    stack.enter_context(optimizer.last_backward(clips=clips))
+            return self._backward(loss, **options)

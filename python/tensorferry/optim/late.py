@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -47,7 +48,8 @@ class NeedOrder:
 class LateStep:
     """Steps sub-groups when their states are in memory or somebody needs their parameters,
     whichever comes first, in the order of need. It is its caller's thread that computes: torch uses
-    all processors for one forward pass, so another thread would only take some away.
+    all processors for one forward pass, so another thread would only take some away. A forked child
+    has neither the drive nor the threads of its parent: there it steps nothing.
 
     It holds the gradients. Parameters are pending until they are stepped: modules that are called,
     and whoever reads one, wait for them. If a step fails, so does the call that made it."""
@@ -59,6 +61,7 @@ class LateStep:
         self._store = store
         self._order = order
         self._edits = edits
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._work = dict(work)
         self._left = Left({g: dict.fromkeys(s.param for s in own) for g, own in work})
@@ -76,14 +79,14 @@ class LateStep:
         loading = {group: None for group in self._step.loading if group in self._work}
         rest = [one for one in self._work.items() if one[0] not in loading]
         work = [(group, self._work[group]) for group in loading] + self._order.of(rest)
-        self._step.expect(work, scale.clone() if isinstance(scale, Tensor) else scale)
+        self._step.expect(work, scale)
         for param in self._left.params:
             self._step.hold_gradient(param)
         self._step.begun = True  # whatever fails from now on, step() cannot be repeated
         now = [param for param in self._left.params if not can_be_pending(param)]
         try:
             self._make_pending(set(self._left.params).difference(now))
-            self.settle(now)
+            self._settle(now)
             self.advance()
         except BaseException as error:
             self.abandon(error)
@@ -113,7 +116,16 @@ class LateStep:
             self._end_if_done()
 
     def settle(self, params: Iterable[Tensor]) -> None:
-        """Steps all sub-groups that have a part of these parameters."""
+        """Steps all sub-groups that have a part of these parameters, for whoever reads one."""
+        with span("reader waits for step"):
+            self._settle(params)
+
+    def _settle(self, params: Iterable[Tensor]) -> None:
+        if not self.ended and self.is_in_child():
+            raise RuntimeError(
+                "these parameters wait for the rest of a step, which the parent process makes: "
+                "call settle() of the optimizer before you fork"
+            )
         with self._computing():
             groups = {g for param in params for g in self._left.groups_of(param) if g in self._work}
             self._step.prefer(groups)
@@ -137,8 +149,13 @@ class LateStep:
             self._needed.update(dict.fromkeys(self._left.groups_of(param)))
         if any(self._left.has(param) for param in needed):
             with span("module waits for step"):
-                self.settle(needed)
-        self.advance()
+                self._settle(needed)
+        if not self.is_in_child():
+            self.advance()
+
+    def is_in_child(self) -> bool:
+        """Returns whether this is a forked child of the process that makes the step."""
+        return os.getpid() != self._process
 
     def _compute(self) -> None:
         group = self._step.next_group
@@ -216,7 +233,7 @@ class _Caller:
 
     @outside_graphs
     def _settle_all(self) -> None:
-        if (late := self._late()) is not None:
+        if (late := self._late()) is not None and not late.is_in_child():
             late.settle_all()
 
 

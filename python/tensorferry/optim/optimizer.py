@@ -301,6 +301,8 @@ class Offloaded(torch.optim.Optimizer):
             raise RuntimeError(
                 'last_backward() needs overlap="backward" or "iteration", given to this optimizer'
             )
+        if self._begun is not None and self._begun.clips:  # its step() was left out
+            self._give_up_step("another last_backward() was called before step()")
         self._check_no_step("another last_backward()")
         self.settle()
         self._check_not_spent()

@@ -75,7 +75,8 @@ class Step:
     """Steps the sub-groups once, with what the optimizer hands it.
 
     `edited` are the parameters that somebody has changed since their masters were rounded to them;
-    `scale` multiplies the gradients, in fp32 where there are masters."""
+    `scale` multiplies the gradients, in fp32 where there are masters. Its caller may change it
+    afterwards."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Step:
         self._gradients = gradients
         self._pace = pace
         self._edited = edited
-        self._scale = scale
+        self._scale = _own(scale)
         self._scratch: dict[torch.device, Scratch] = {}
         self._changed: dict[Shard, int | Tensor] = {}  # blocks of weights, since the last step
         self._changes: list[tuple[Group, Group]] = []  # (group, settings that the step changed)
@@ -165,7 +166,7 @@ class Step:
     def expect(self, work: list[Work], scale: float | Tensor | None) -> None:
         """Says what is left to step, which may be other shards than was thought, and the factor of
         its gradients, if that was not known before."""
-        self._scale = self._scale if scale is None else scale
+        self._scale = self._scale if scale is None else _own(scale)
         same = 0
         for load, (group, active) in zip(self._loads, work):
             if load.group is not group or load.active != active:
@@ -562,6 +563,10 @@ def _nothing() -> None:
 
 def _copied(group: Group) -> Group:
     return {n: v.clone() if isinstance(v, Tensor) else v for n, v in group.items()}
+
+
+def _own(scale: float | Tensor | None) -> float | Tensor | None:
+    return scale.clone() if isinstance(scale, Tensor) else scale
 
 
 def _dense(gradient: Tensor | None) -> Tensor:

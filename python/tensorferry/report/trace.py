@@ -32,7 +32,7 @@ LANES = (
 )
 ROUND = "iteration"
 # Spans that have steps and waits inside.
-AROUND = ("optimizer step", "module waits for step")
+AROUND = ("optimizer step", "module waits for step", "reader waits for step")
 
 
 def results_of(path: object, events: list[Any]) -> Json | str:
