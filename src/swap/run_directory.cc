@@ -222,7 +222,7 @@ Result<int> RunDirectory::make_file() {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   int fd = system_.open_at(own_fd_, tensors_name, flags, 0600);
   if (fd < 0) return failure("make swap file", -fd, "check free space");
-  // Says that somebody may write to the file: drop_snapshot_file() looks.
+  // Says that somebody may write to the file: trim_snapshot_file() looks.
   (void)system_.lock_file(fd);
   return fd;
 }

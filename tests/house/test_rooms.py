@@ -1,5 +1,6 @@
 """The plan of the house, kept: who may include whom, who may speak, and that all of it is built."""
 
+import re
 import shutil
 
 import pytest
@@ -249,6 +250,42 @@ def test_a_planted_import_of_python_is_found(package, file, line):
 )
 def test_an_import_of_python_that_points_down_is_left_alone(package, file, line):
     assert planted(python_rooms.check_imports, package, f"python/tensorferry/{file}", line) == []
+
+
+def test_an_import_of_a_room_that_is_not_below_is_found_in_every_room(package):
+    layer = python_rooms.LAYER_OF
+    rooms_of_python = {*layer, *python_rooms.ALONE} - {"__init__"}
+    for room in sorted(rooms_of_python - {"_core"}):  # that one is not Python
+        folder = package / "python/tensorferry" / room
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        text = path.read_text()
+        path.write_text(text + "".join(f"\nimport tensorferry.{one}" for one in rooms_of_python))
+        found = {line.split(": ")[1] for line in python_rooms.check_imports(package)}
+        path.write_text(text)
+        below = {one for one in layer if room in layer and layer[one] < layer[room]}
+        assert found == {f"imports {one}" for one in rooms_of_python - below - {room}}, room
+
+
+def test_the_picture_of_the_package_has_its_rooms_in_their_order(root):
+    page = (root / "python/README.md").read_text()
+    picture = page[page.index("```text") :].split("```")[1].removeprefix("text\n")
+    shown = [
+        {room for line in layer.splitlines() for room in re.findall(r"\w+", line[:40])}
+        for layer in re.split(r"^ +\|.*\n", picture, flags=re.MULTILINE)
+    ]
+    assert shown == [
+        layer | (python_rooms.ALONE if "__init__" in layer else set())
+        for layer in reversed(python_rooms.LAYERS)
+    ]
+
+
+def test_every_module_of_the_package_is_in_its_table(root):
+    page = (root / "python/README.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*) \|$", page, re.MULTILINE))
+    for folder in sorted((root / "python/tensorferry").glob("*/")):
+        modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+        missing = modules - set(re.findall(r"`(\w+)`", rows.get(folder.name, "")))
+        assert not missing, f"{folder.name}: {missing}"
 
 
 PRIVATES = [

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from programs import check_python
 from warm_python import WARM_PYTHON
 
-# Each program has train(folder, step_to_die), which returns the bits of all weights. It is forked:
+# Each program has train(folder, dies), which returns the bits of all weights. It is forked:
 # its imports take longer than what it does.
 RUNNER = """
 import json, os, signal, sys, torch
