@@ -332,6 +332,50 @@ def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
     assert len(tensorferry.snapshot.find(path)) == 1
 
 
+def test_only_what_a_snapshot_made_is_ever_removed(make, path, tmp_path):
+    foreign = ["ranks/rank-0.log", "ranks/rank-0.pt", "named/.rank-1.swp", "a-file"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = make()
+    run.step()
+    (elsewhere / "left").mkdir()
+    run.take(elsewhere, name="killed")
+    (elsewhere / "killed" / "commit.json").unlink()
+    kept = sorted(file.name for file in (elsewhere / "killed").iterdir())
+    for name in foreign:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("mine")
+    (path / "empty").mkdir()
+    (path / "linked").symlink_to(elsewhere / "killed", target_is_directory=True)
+    taken = [Path(run.take(path, keep=1).path)]
+    (taken[0] / "notes.txt").write_text("mine")
+    taken.append(Path(run.take(path, keep=1).path))
+    (path / "latest").symlink_to(taken[1].name)
+    assert [one.name for one in tensorferry.snapshot.find(path)] == [taken[1].name]
+    run.take(path, keep=2)
+    assert [file.name for file in taken[0].iterdir()] == ["notes.txt"]
+    assert [one.number for one in tensorferry.snapshot.find(path)] == [2, 3]
+    assert all((path / name).read_text() == "mine" for name in foreign)
+    assert (path / "empty").is_dir()
+    assert sorted(file.name for file in (elsewhere / "killed").iterdir()) == kept
+
+
+def test_a_killed_take_is_removed_by_the_next_one_and_its_name_is_free(make, path, nvme):
+    run = make()
+    run.step()
+    killed = Path(run.take(path).path)
+    (killed / "commit.json").unlink()
+    for left in ["snapshot-00000001", "snapshot-00000002"]:  # killed as it began
+        (path / left).mkdir(exist_ok=True)
+    (path / "snapshot-00000002" / ".rank-0.links.9-1.tensorferry").touch()
+    assert run.take(path).name == "snapshot-00000001"
+    assert len(links(nvme)) == 1
+    (path / "snapshot-00000002" / "mine").touch()
+    assert run.take(path).name == "snapshot-00000003"
+    with pytest.raises(FileExistsError, match="choose another"):
+        run.take(path, name="snapshot-00000002")
+
+
 KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1].split(os.pathsep)

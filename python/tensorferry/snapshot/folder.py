@@ -1,11 +1,12 @@
 """The folder of snapshots: names of files, manifests, and which snapshots are whole.
 
-    <path>/<name>/rank-0.pt        what was only in memory
     <path>/<name>/rank-0.links     where names of swap files are going to be made
+    <path>/<name>/rank-0.pt        what was only in memory
     <path>/<name>/rank-0.json      the manifest of a rank
     <path>/<name>/commit.json      written last, by the first rank: the snapshot is whole
 
-Every file takes its name when it is durable. Dropping a snapshot begins with commit.json.
+Every file takes its name when it is durable. Dropping a snapshot begins with commit.json and ends
+with the links: they say that the folder is ours. Nothing else in it is ever removed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -28,6 +30,10 @@ FORMAT = "tensorferry snapshot"
 VERSION = 1
 COMMIT = "commit.json"
 PARTS = ("model", "optimizer")
+
+_OWN_NAME = r"(rank-\d+\.(pt|links|json)|commit\.json)"
+_HIDDEN = re.compile(rf"\.{_OWN_NAME}\.\d+-\d+\.tensorferry")  # has not got its name yet
+_OURS = re.compile(rf"{_OWN_NAME}|{_HIDDEN.pattern}")
 
 
 class Unusable(ValueError):
@@ -196,8 +202,11 @@ def find(path: Path) -> list[Snapshot]:
     """The whole snapshots in a folder, oldest first. Those that are damaged are left out."""
     found = []
     for folder in path.iterdir() if path.is_dir() else ():
+        if folder.is_symlink():  # a second name for a snapshot
+            continue
         with contextlib.suppress(Unusable, FileNotFoundError, NotADirectoryError, TypeError):
-            found.append(Snapshot(str(folder), **read_json(folder / COMMIT)))
+            record = read_json(folder / COMMIT) | {"name": folder.name}
+            found.append(Snapshot(str(folder), **record))
     return sorted(found, key=lambda snapshot: snapshot.number)
 
 
@@ -221,14 +230,38 @@ def existing(path: Path, name: str | None) -> Snapshot:
     return found
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether take() has made the folder: it first writes where names of swap files will be."""
+    for links in folder.glob("rank-*.links"):
+        with contextlib.suppress(Unusable, OSError):
+            read_json(links)
+            return True
+    return False
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a snapshot may take this name: nothing is there, or what a take() left that was
+    killed as it began."""
+    if not os.path.lexists(folder):
+        return True
+    whole = not folder.is_symlink() and folder.is_dir()
+    return whole and all(_HIDDEN.fullmatch(file.name) for file in folder.iterdir())
+
+
 def remains(path: Path) -> list[Path]:
-    """Folders of snapshots that were never finished, or were dropped in part."""
-    ours = ("rank-", ".rank-", f".{COMMIT}.")  # hidden ones have not got their names yet
-    return [
+    """Folders of snapshots that were never finished, or were dropped in part. They are not whole
+    after a power cut either."""
+    found = [
         folder
         for folder in path.iterdir()
-        if folder.is_dir() and all(file.name.startswith(ours) for file in folder.iterdir())
+        if not folder.is_symlink()
+        and folder.is_dir()
+        and not os.path.lexists(folder / COMMIT)
+        and is_ours(folder)
     ]
+    for folder in found:
+        sync(folder)
+    return found
 
 
 def write_links(folder: Path, rank: int, prefix: str, directories: list[str]) -> None:
@@ -267,11 +300,14 @@ def remove_links(folder: Path, rank: int | None = None) -> None:
 
 
 def remove_rest(folder: Path) -> None:
-    """Removes what is left of a snapshot without a commit record."""
+    """Removes what is left of a snapshot without a commit record, and nothing that is not ours. The
+    files that mark it as ours go last."""
     remove_links(folder)
-    for file in folder.iterdir():
+    ours = [file for file in folder.iterdir() if _OURS.fullmatch(file.name)]
+    for file in sorted(ours, key=lambda file: file.name.endswith(".links")):
         file.unlink(missing_ok=True)
-    folder.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()
     sync(folder.parent)
 
 

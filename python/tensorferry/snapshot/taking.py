@@ -39,25 +39,26 @@ def take(
     check_plain("extra", extra)
     rank, count = ranks.own_rank(), ranks.rank_count()
     with contextlib.ExitStack() as at_end:
+        rests, older, made_folder = [], [], None
         with ranks.all_or_none("to begin a snapshot"):
             if rank == 0:
                 path.mkdir(parents=True, exist_ok=True)
                 at_end.enter_context(folder.locked(path))
+                rests, older = folder.remains(path), folder.find(path)
             parts = _parts(model, optimizer)
+        rests, older = ranks.from_first((rests, older))
+        _remove(rests, rank)
+        with ranks.all_or_none("to make the folder of a snapshot"):
+            if rank == 0:
+                made_folder = _make(path, older, name)
             for part in parts.values():
                 for space, _ in part.spaces:
                     _forget_dropped(space)
-        _remove(folder.remains(path), rank)
-        older = folder.find(path)
-        number, own_name, identity = ranks.from_first(_names(older, name))
+        number, own_name, identity = ranks.from_first(made_folder)
         going = _going(older, keep)
         into = path / own_name
         taking = _Taking(into, rank, identity)
         try:
-            with ranks.all_or_none("to make the folder of a snapshot"):
-                if rank == 0:
-                    _make(into)
-            taking.begun = True
             with ranks.all_or_none("a snapshot"):
                 memory = {"random": random_states(), "extra": extra}
                 for key, one in (("scheduler", scheduler), ("scaler", scaler)):
@@ -113,25 +114,27 @@ def _directory(own: str) -> Path:
     return Path(own).resolve().parents[1]
 
 
-def _names(older: list[Snapshot], name: str | None) -> tuple[int, str, str]:
-    """(number, name, a name for files that no other snapshot has)"""
-    number = older[-1].number + 1 if older else 1
-    return number, name or f"snapshot-{number:08d}", secrets.token_hex(8)
-
-
 def _going(older: list[Snapshot], keep: int | None) -> list[Snapshot]:
     """The snapshots that are dropped when the new one is whole."""
     return [] if keep is None else older[: max(len(older) - keep + 1, 0)]
 
 
-def _make(into: Path) -> None:
-    try:
-        into.mkdir()
-    except FileExistsError as error:
-        raise FileExistsError(
-            errno.EEXIST, "there is a snapshot or a folder of that name: choose another", str(into)
-        ) from error
-    folder.sync(into.parent)
+def _make(path: Path, older: list[Snapshot], name: str | None) -> tuple[int, str, str]:
+    """Makes the folder. Returns (number, name, a name for files that no other snapshot has)."""
+    number = older[-1].number + 1 if older else 1
+    while name is None and not folder.is_free(path / _usual_name(number)):
+        number += 1  # a damaged snapshot, or what somebody else keeps there
+    own_name = name or _usual_name(number)
+    if not folder.is_free(path / own_name):
+        hint = "there is a snapshot or a folder of that name: choose another"
+        raise FileExistsError(errno.EEXIST, hint, str(path / own_name))
+    (path / own_name).mkdir(exist_ok=True)
+    folder.sync(path)
+    return number, own_name, secrets.token_hex(8)
+
+
+def _usual_name(number: int) -> str:
+    return f"snapshot-{number:08d}"
 
 
 def _drop(going: list[Snapshot], spaces: list[SwapSpace], path: Path, rank: int) -> None:
@@ -152,7 +155,6 @@ def _drop(going: list[Snapshot], spaces: list[SwapSpace], path: Path, rank: int)
 
 def _remove(rests: list[Path], rank: int) -> None:
     """Removes snapshots that are not committed: each rank the names on its own drives first."""
-    rests = ranks.from_first(rests)
     with ranks.all_or_none("to remove the rest of a snapshot"):
         for rest in rests:
             folder.remove_links(rest, rank)
@@ -177,7 +179,6 @@ class _Taking:
         self._rank = rank
         self._prefix = f"{identity}.{rank}"
         self._taken: list[tuple[SwapSpace, str]] = []
-        self.begun = False  # whether the folder is ours
         self.memory_bytes = 0
 
     def run(
@@ -190,11 +191,11 @@ class _Taking:
     ) -> Manifest:
         """Makes everything durable, the manifest last."""
         memory = memory | {name: part.memory for name, part in parts.items()}
+        spaces = [space for part in parts.values() for space, _ in part.spaces]
+        self._write_links(spaces, older)
         file = folder.memory_path(self._into, self._rank)
         checkpoint.save(memory, file)
         self.memory_bytes = os.path.getsize(file)
-        spaces = [space for part in parts.values() for space, _ in part.spaces]
-        self._write_links(spaces, older)
         replaced = [name for one in going for name in _space_names(one, self._rank)]
         manifest = Manifest(
             self._rank,
@@ -225,8 +226,6 @@ class _Taking:
         for space, name in self._taken:
             with contextlib.suppress(OSError):
                 space.drop_snapshot(name)
-        if not self.begun:
-            return
         with contextlib.suppress(OSError):
             folder.remove_links(self._into, self._rank)
             if self._rank == 0:
