@@ -121,7 +121,10 @@ class _Copying:
         """Copies the tensors that a DTensor or the like consists of. Unlike DTensor.from_local() it
         leaves them on the CPU."""
         names, rest = tensor.__tensor_flatten__()
-        inner = {name: self._tensor(getattr(tensor, name)) for name in names}
+        inner = {name: getattr(tensor, name) for name in names}
+        for name, part in inner.items():
+            if isinstance(part, torch.Tensor):  # torch 2.13 counts the mesh of a DTensor too
+                inner[name] = self._tensor(part)
         made: torch.Tensor = type(tensor).__tensor_unflatten__(
             inner, rest, tensor.shape, tensor.stride()
         )
