@@ -106,6 +106,24 @@ def alone(mesh, folder):
         same_state(state, 2, mesh)
 
 
+def fail(mesh, folder, layout):
+    """The last rank fails in the middle of a second save."""
+    writer = tensorferry.dcp.Writer(folder, layout=layout)
+    dcp.save(state_of(1, mesh)["model"], storage_writer=writer)
+
+    def stop(done, total):
+        if mesh.get_rank() == mesh.size() - 1:
+            raise InterruptedError("enough")
+
+    writer = tensorferry.dcp.Writer(folder, layout=layout, progress=stop)
+    try:
+        dcp.save(state_of(2, mesh)["model"], storage_writer=writer)
+    except dcp.api.CheckpointException as error:
+        assert "enough" in str(error)
+    else:
+        raise AssertionError("it has saved")
+
+
 def save_huggingface(mesh, folder, step):
     """Saves the tensors as safetensors files, twice, and loads them."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from drives import loop_mount, memory_mount
 from programs import FOLDERS, runs
 from tensorferry.dcp import Reader, Writer
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from warm_python import WARM_PYTHON
 
@@ -124,6 +126,37 @@ def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount,
         save(3, folder, 6 << 18, layout=layout)
         assert saved_in(folder, 6 << 18) == 3
         assert len(names_in(folder)) == 2
+
+
+@pytest.mark.parametrize("layout", ["torch", "huggingface"])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_ctrl_c_leaves_the_old_checkpoint_and_nothing_else(tmp_path, layout, single, when):
+    save(1, tmp_path, layout=layout)
+    old = names_in(tmp_path)
+
+    def press(done, total):
+        if when == "first" or done == total:
+            signal.raise_signal(signal.SIGINT)
+
+    monitor = dict(layout=layout, single_file_per_rank=single, progress=press)
+    with pytest.raises(CheckpointException, match="KeyboardInterrupt"):
+        save(2, tmp_path, 10 << 20, **monitor)
+    assert names_in(tmp_path) == old
+    assert saved_in(tmp_path) == 1
+
+
+def test_a_plan_of_an_earlier_save_does_not_remove_its_files(tmp_path):
+    for expected in (None, "No such file"):
+        writer = Writer(tmp_path, layout="huggingface")
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        state = {"x": torch.full((100_000,), 1.0), "step": torch.tensor(1)}
+        if expected is None:
+            dcp.save(state, storage_writer=writer, planner=planner)
+            continue
+        with pytest.raises(CheckpointException, match=expected):
+            dcp.save(state, storage_writer=writer, planner=planner)
+    assert saved_in(tmp_path) == 1
 
 
 # Forks a child for each sync. strace fails the fifth one of each process: those before the save

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tensorferry
+import torch.distributed.checkpoint as dcp
 from dcp_job import full_tensors
 from tensorferry import _core
 from warm_python import WARM_PYTHON
@@ -62,6 +63,23 @@ def test_async_save_of_ranks(run, tmp_path):
 def test_ranks_that_save_without_each_other(run, tmp_path):
     run(2, "alone", tmp_path)
     assert len(data_files(tmp_path)) == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_rank_that_fails_leaves_no_new_file_of_hugging_face(run, tmp_path):
+    run(2, "fail", tmp_path, "huggingface")
+    assert len(os.listdir(tmp_path)) == 2
+    loaded = torch.zeros(())
+    dcp.load({"scalar": loaded}, storage_reader=tensorferry.dcp.Reader(tmp_path), no_dist=True)
+    assert loaded == 1
+
+
+def test_what_others_have_written_when_a_rank_fails_goes_with_the_next_save(run, tmp_path):
+    run(2, "fail", tmp_path, "torch")
+    old = data_files(tmp_path)
+    assert len(old) == 3 and sum(name.startswith("__1_") for name in old) == 1
+    run(2, "save", tmp_path, "tensorferry", 2)
+    assert len(data_files(tmp_path)) == 2 and not set(old) & set(data_files(tmp_path))
 
 
 def test_ranks_write_whole_tensors_for_hugging_face(run, tmp_path):

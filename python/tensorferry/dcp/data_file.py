@@ -16,7 +16,7 @@ import torch
 from .._core import File, PieceChecksums
 from .._saving.windows import WINDOWS, Part, UnderWay, as_bytes, cut
 from .._shared_handle import shared_handle
-from .folder import sync
+from .folder import remove, sync
 from .piece_checksums import PIECE_BYTES
 from .tensor_frame import TensorFrame
 
@@ -66,7 +66,7 @@ def write_items(
         sync(descriptor, path)
         return extents
     except BaseException:
-        os.unlink(path)
+        remove(path)
         raise
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
 """Reads and writes `.metadata`, the pickle that says where each item of a checkpoint is.
 
 Whoever can write that file could have an ordinary unpickler run anything. Here it makes objects of
-the classes that a checkpoint needs, and nothing else.
+the classes that a checkpoint needs, and nothing else. It cannot change the classes either.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from .._core import NewFile, crc32
 from .._shared_handle import shared_handle
+from ..checkpoint.sealed import Sealed, sealed_class
 from ..checkpoint.torch_layout import damaged
 
 # Behind the pickle, where other readers do not look.
 _TRAILER = re.compile(rb"\ntensorferry crc32 ([0-9a-f]{8})\n\Z")
 
 _CLASSES: dict[tuple[str, str], Any] = {
-    (cls.__module__, cls.__qualname__): cls
+    (cls.__module__, cls.__qualname__): sealed_class(cls)
     for cls in (
         formats.BytesStorageMetadata,
         formats.ChunkStorageMetadata,
@@ -36,12 +37,12 @@ _CLASSES: dict[tuple[str, str], Any] = {
         formats.StorageMeta,
         formats.TensorProperties,
         formats.TensorStorageMetadata,
-        _MEM_FORMAT_ENCODING,
         _StorageInfo,
-        collections.OrderedDict,
-        torch.Size,
     )
 }
+# Python lets nobody change these.
+_CLASSES["collections", "OrderedDict"] = collections.OrderedDict
+_CLASSES["torch", "Size"] = torch.Size
 
 
 def _layout(name: str) -> torch.layout:
@@ -51,11 +52,19 @@ def _layout(name: str) -> torch.layout:
     return found
 
 
+def _memory_format(value: object) -> Sealed:
+    return Sealed(_MEM_FORMAT_ENCODING(value))
+
+
 # torch pickles a layout as a call of its own.
-_CLASSES["torch.serialization", "_get_layout"] = _layout
+_CLASSES["torch.serialization", "_get_layout"] = Sealed(_layout)
+# A member of an enumeration is the same object everywhere.
+_CLASSES[_MEM_FORMAT_ENCODING.__module__, _MEM_FORMAT_ENCODING.__qualname__] = Sealed(
+    _memory_format
+)
 # Where versions of Python have the class of a path.
-_CLASSES["pathlib", "PosixPath"] = pathlib.PurePosixPath
-_CLASSES["pathlib._local", "PosixPath"] = pathlib.PurePosixPath
+_CLASSES["pathlib", "PosixPath"] = sealed_class(pathlib.PurePosixPath)
+_CLASSES["pathlib._local", "PosixPath"] = _CLASSES["pathlib", "PosixPath"]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -129,10 +129,15 @@ def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, in
             made.names.append(f"model-{number:05}-of-{count:05}.{token}.safetensors")
             _make_file(folder, made.names[-1], tensors, made)
     except BaseException:
-        for name in made.names:
-            remove(os.path.join(folder, name + _HIDDEN))
+        remove_hidden(folder, made)
         raise
     return made
+
+
+def remove_hidden(folder: str, files: FileSet) -> None:
+    """Removes the files of a save that has failed, unless they have their names."""
+    for name in files.names:
+        remove(os.path.join(folder, name + _HIDDEN))
 
 
 def _make_file(folder: str, name: str, tensors: dict[str, Any], made: FileSet) -> None:
@@ -249,9 +254,9 @@ def publish(folder: str, files: FileSet, results: list[list[WriteResult]]) -> No
     except BaseException:
         # If the index has its name, nobody knows whether the drive will keep it.
         if _named_by(index) != set(files.names):
+            remove_hidden(folder, files)
             for name in files.names:
                 remove(os.path.join(folder, name))
-                remove(os.path.join(folder, name + _HIDDEN))
         raise
     for name in os.listdir(folder):
         if (name in old or _OURS.fullmatch(name)) and name not in files.names:

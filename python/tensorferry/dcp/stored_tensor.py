@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from .._core import crc32
+from ..checkpoint.sealed import Sealed
 from ..checkpoint.zip_archive import (
     LOCAL_HEADER_BYTES,
     BadArchive,
@@ -231,6 +232,6 @@ def _rebuild_v3(
 
 _QUANTIZED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
 _REBUILD: dict[str, Callable[..., StoredTensor]] = {
-    "_rebuild_tensor_v2": _rebuild_v2,
-    "_rebuild_tensor_v3": _rebuild_v3,
+    "_rebuild_tensor_v2": Sealed(_rebuild_v2),
+    "_rebuild_tensor_v3": Sealed(_rebuild_v3),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -25,6 +26,7 @@ from .folder import (
     make_folder,
     metadata_name,
     new_data_file_name,
+    remove,
     remove_data_files,
     remove_rank_metadata,
     remove_unused,
@@ -37,6 +39,7 @@ from .safetensors_set import (
     FileSet,
     make_files,
     publish,
+    remove_hidden,
     remove_leftovers,
     write_tensors,
 )
@@ -146,7 +149,11 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes the items of this rank, and returns when they are on the drive."""
+        """Writes the items of this rank, and returns when they are on the drive.
+
+        If anything fails, this rank removes its new files. All ranks write to the same ones with
+        layout="huggingface": it removes all of them.
+        """
         progress = None if self._progress is True and not self._is_coordinator else self._progress
         total = sum(map(_bytes_of, plan.items))
         report = ProgressReport(progress, "save", total)
@@ -158,13 +165,15 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
             report.update(done)
 
         future: Future[list[WriteResult]] = Future()
-        with PriorityScope(self._priority or _usual_priority()):
+        with contextlib.ExitStack() as undo, PriorityScope(self._priority or _usual_priority()):
             if self._safetensors:
                 files, resolve = plan.storage_data, planner.resolve_data
+                undo.callback(remove_hidden, self._path, files)
                 future.set_result(write_tensors(self._path, files, plan.items, resolve, passed))
             else:
-                future.set_result(self._write_items(plan, planner, passed))
-        report.update(total)
+                future.set_result(self._write_items(plan, planner, passed, undo))
+            report.update(total)
+            undo.pop_all()  # nothing has failed
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -196,7 +205,11 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
         return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
 
     def _write_items(
-        self, plan: SavePlan, planner: SavePlanner, passed: Callable[[int], object]
+        self,
+        plan: SavePlan,
+        planner: SavePlanner,
+        passed: Callable[[int], object],
+        undo: contextlib.ExitStack,
     ) -> list[WriteResult]:
         # A planner may keep its plan for other saves: the names are not in it.
         prefix = f"__{plan.storage_data}_"
@@ -204,25 +217,19 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
         items = sorted(plan.items, key=lambda item: item.type != WriteItemType.BYTE_IO)
         files = [items] if self._single_file_per_rank else [[item] for item in items]
         results: list[WriteResult] = []
-        written: list[str] = []
-        try:
-            for number, in_file in enumerate(filter(None, files)):
-                name = new_data_file_name(prefix, number)
-                path = os.path.join(self._path, name)
-                resolved = [functools.partial(planner.resolve_data, item) for item in in_file]
-                about_bytes = sum(_bytes_of(item) + FRAME_BYTES for item in in_file)
-                extents = write_items(path, resolved, about_bytes, passed)
-                written.append(path)
-                for item, (offset, length, frame) in zip(in_file, extents):
-                    place = _StorageInfo(name, offset, length)
-                    if frame is not None and _as_planned(frame, item):
-                        note_storage(place, len(frame.head), frame.crc)
-                    results.append(WriteResult(item.index, length, place))
-            sync_folder(self._path)
-        except BaseException:
-            for path in written:
-                os.unlink(path)
-            raise
+        for number, in_file in enumerate(filter(None, files)):
+            name = new_data_file_name(prefix, number)
+            path = os.path.join(self._path, name)
+            resolved = [functools.partial(planner.resolve_data, item) for item in in_file]
+            about_bytes = sum(_bytes_of(item) + FRAME_BYTES for item in in_file)
+            extents = write_items(path, resolved, about_bytes, passed)
+            undo.callback(remove, path)
+            for item, (offset, length, frame) in zip(in_file, extents):
+                place = _StorageInfo(name, offset, length)
+                if frame is not None and _as_planned(frame, item):
+                    note_storage(place, len(frame.head), frame.crc)
+                results.append(WriteResult(item.index, length, place))
+        sync_folder(self._path)
         return results
 
     def _metadata_path(self, rank: int | None) -> str:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..checkpoint.sealed import Sealed
 from ..checkpoint.torch_layout import NotOurs, Place, TorchLayout, check_header, damaged
 from ..checkpoint.zip_archive import LOCAL_HEADER_BYTES
 from .dtypes import PAIRED, bits_of, kind_of_storage, kind_of_torch
@@ -197,12 +198,12 @@ def _size(values: Any = ()) -> tuple[Any, ...]:
 
 
 _CALLS: dict[tuple[str, str], Any] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
-    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
-    ("torch._utils", "_rebuild_parameter"): _first,
-    ("torch._utils", "_rebuild_parameter_with_state"): _first,
-    ("torch._tensor", "_rebuild_from_type_v2"): _with_type,
-    ("torch", "Size"): _size,
+    ("torch._utils", "_rebuild_tensor_v2"): Sealed(_rebuild_v2),
+    ("torch._utils", "_rebuild_tensor_v3"): Sealed(_rebuild_v3),
+    ("torch._utils", "_rebuild_parameter"): Sealed(_first),
+    ("torch._utils", "_rebuild_parameter_with_state"): Sealed(_first),
+    ("torch._tensor", "_rebuild_from_type_v2"): Sealed(_with_type),
+    ("torch", "Size"): Sealed(_size),
     ("collections", "OrderedDict"): _Dictionary,
     ("collections", "defaultdict"): _Dictionary,
 }
