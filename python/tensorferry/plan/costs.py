@@ -6,6 +6,7 @@ does: a drive through a swap space, a step of an optimizer, a pass through a mod
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import statistics
 import time
@@ -22,9 +23,25 @@ from .._memory.layout import PAGE, page_up
 _TENSOR_BYTES, _TENSORS = 24 << 20, 8  # of the drive's sample
 _ELEMENTS = 12 << 20  # that a step of the sample has: more than fit into a cache
 _SMALL_ELEMENTS = 32 << 10  # of a small sub-group
-_WIDTH, _LAYERS, _HEADS = 1280, 2, 10  # of the model of the sample
-_FEW_TOKENS, _MANY_TOKENS = 24, 168
+_HEAD = 128  # of the model of the sample
+_LAYERS = 2
+_SEQUENCE = 256  # tokens at most
 _ROUNDS = 4
+# A GPU hides small work behind what it takes to start it: it gets more.
+_GPU_ELEMENTS = 192 << 20
+_GPU_ELEMENT_BYTES = 64  # that a step may take there, for each
+
+
+@dataclasses.dataclass(frozen=True)
+class _PassSample:
+    """The model whose passes are measured, and how many tokens pass."""
+
+    width: int
+    few: int
+    many: int
+
+
+_PASSES = {"cpu": _PassSample(1280, 24, 168), "cuda": _PassSample(4096, 1024, 4096)}
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
@@ -88,10 +105,10 @@ def _wait(operations: list[Any]) -> None:
 def step_costs(directory: NvmePath, device: torch.device) -> dict[str, float]:
     """What a step costs for each parameter, in each form, and for each sub-group."""
     whole = {"max_cpu_bytes": "100%"} if device.type == "cpu" else {"max_gpu_bytes": "100%"}
-    base = _step_seconds(directory, device, torch.float32, whole)
-    half = _step_seconds(directory, device, torch.float16, whole)
-    cut = _step_seconds(directory, device, torch.bfloat16, whole)
-    packed = _step_seconds(directory, device, torch.float32, {**whole, "moments": "int8"})
+    base = _each_element(directory, device, torch.float32, whole)
+    half = _each_element(directory, device, torch.float16, whole)
+    cut = _each_element(directory, device, torch.bfloat16, whole)
+    packed = _each_element(directory, device, torch.float32, {**whole, "moments": "int8"})
     sgd, taking = _sgd_costs(directory, device, whole)
     return {
         "adam_seconds": base,
@@ -110,12 +127,39 @@ def _sgd_costs(
     """Returns what SGD costs for each parameter, and for each sub-group, because it takes memory
     that goes back afterwards: from steps of few sub-groups and of many."""
     options = {**whole, "kind": torch.optim.SGD}
-    few = _ELEMENTS * _step_seconds(directory, device, torch.float32, options)
-    many = _ELEMENTS * _step_seconds(
-        directory, device, torch.float32, {**options, "buffer_bytes": 16 << 20}
-    )
+    few = _step_of_three(directory, device, torch.float32, options)
+    many = _step_of_three(directory, device, torch.float32, {**options, "buffer_bytes": 16 << 20})
     each_group = max(many - few, 0.0) / 6  # 9 sub-groups, and 3
+    if device.type == "cuda":
+        return _each_element(directory, device, torch.float32, options), each_group
     return max(few - 3 * each_group, 0.0) / _ELEMENTS, each_group
+
+
+def _each_element(
+    directory: NvmePath, device: torch.device, dtype: torch.dtype, options: dict[str, Any]
+) -> float:
+    """What a step takes for each parameter."""
+    if device.type == "cpu":
+        return _step_of_three(directory, device, dtype, options) / _ELEMENTS
+    # What its one sub-group takes, whatever its size, is in both.
+    free, _ = torch.cuda.mem_get_info(device)
+    many = min(_GPU_ELEMENTS, free // _GPU_ELEMENT_BYTES)
+    few = many // 4
+    times = [
+        _step_seconds(
+            directory,
+            _params(1, count, device, dtype),
+            {**options, "buffer_count": 1, "buffer_bytes": page_up(24 * count + 16 * PAGE)},
+        )
+        for count in (few, many)
+    ]
+    return max(times[1] - times[0], 0.0) / (many - few)
+
+
+def _step_of_three(
+    directory: NvmePath, device: torch.device, dtype: torch.dtype, options: dict[str, Any]
+) -> float:
+    return _step_seconds(directory, _params(3, _ELEMENTS // 3, device, dtype), options)
 
 
 def _params(count: int, each: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -127,11 +171,8 @@ def _params(count: int, each: int, device: torch.device, dtype: torch.dtype) -> 
     return params
 
 
-def _step_seconds(
-    directory: NvmePath, device: torch.device, dtype: torch.dtype, options: dict[str, Any]
-) -> float:
+def _step_seconds(directory: NvmePath, params: list[Tensor], options: dict[str, Any]) -> float:
     options = dict(options)
-    params = _params(3, _ELEMENTS // 3, device, dtype)
     if (kind := options.pop("kind", None)) is not None:
         inner = kind(params, lr=1e-3, momentum=0.9)
         optimizer = optim.offload(inner, nvme_path=directory, **options)
@@ -139,7 +180,7 @@ def _step_seconds(
         optimizer = optim.AdamW(params, lr=1e-3, nvme_path=directory, **options)
     try:
         optimizer.step()
-        return _timed(optimizer.step, device) / _ELEMENTS
+        return _timed(optimizer.step, params[0].device)
     finally:
         optimizer.close()
 
@@ -176,7 +217,7 @@ class _Layer(nn.Module):
         rows, length, width = x.shape
         before = self.norms[0](x)
         heads = [
-            one(before).view(rows, length, _HEADS, width // _HEADS).transpose(1, 2)
+            one(before).view(rows, length, width // _HEAD, _HEAD).transpose(1, 2)
             for one in list(self.attention)[:3]
         ]
         seen = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
@@ -186,16 +227,19 @@ class _Layer(nn.Module):
 
 
 def pass_costs(
-    directory: NvmePath, device: torch.device, dtype: torch.dtype
+    directory: NvmePath, device: torch.device, dtype: torch.dtype, write_speed: float
 ) -> tuple[float, dict[str, float]]:
-    """Returns (floating-point operations per second, what a pass costs besides)."""
+    """Returns (floating-point operations per second, what a pass costs besides). `write_speed` is
+    that of the drive."""
+    sample = _PASSES[device.type]
     begin_peak()
     before = _memory("VmRSS")
-    model = nn.Sequential(*(_Layer(_WIDTH) for _ in range(_LAYERS))).to(device, dtype)
+    model = nn.Sequential(*(_Layer(sample.width) for _ in range(_LAYERS))).to(device, dtype)
     count = sum(param.numel() for param in model.parameters())
 
     def passing(tokens: int) -> float:
-        x = torch.ones(1, tokens, _WIDTH, device=device, dtype=dtype)
+        length = min(tokens, _SEQUENCE)
+        x = torch.ones(tokens // length, length, sample.width, device=device, dtype=dtype)
 
         def work() -> None:
             model(x).sum().backward()
@@ -203,23 +247,30 @@ def pass_costs(
 
         return _timed(work, device)
 
-    few, many = passing(_FEW_TOKENS), passing(_MANY_TOKENS)
-    of_activations = 17 * _WIDTH * _LAYERS * _MANY_TOKENS
+    few, many = passing(sample.few), passing(sample.many)
+    of_activations = 17 * sample.width * _LAYERS * sample.many
     accounted = (2 * count + of_activations) * dtype.itemsize
     working = max(_memory("VmHWM") - before - accounted, 0) if device.type == "cpu" else 0
-    each_token = max(many - few, 1e-9) / (_MANY_TOKENS - _FEW_TOKENS)
-    flops = 6 * count / each_token
+    each_token = token_seconds(few, many, sample.few, sample.many)
     optimizer = optim.AdamW(model.parameters(), nvme_path=directory, offload_gradients=True)
     try:
-        saving = passing(_FEW_TOKENS) - few
+        saving = passing(sample.few) - max(few, count * dtype.itemsize / write_speed)
     finally:
         optimizer.close()
-    return flops, {
-        "pass_seconds": max(few - _FEW_TOKENS * each_token, 0.0) / count,
+    return 6 * count / each_token, {
+        "pass_seconds": max(few - sample.few * each_token, 0.0) / count,
         "module_seconds": _module_seconds(directory, device),
         "working_bytes": working,
         "gradient_byte_seconds": max(saving, 0.0) / (count * dtype.itemsize),
     }
+
+
+def token_seconds(few: float, many: float, few_tokens: int, many_tokens: int) -> float:
+    """What a token takes, from passes of few tokens and of many. If there is no difference to
+    speak of, tokens take all the time of the many: more operations per second nobody has seen."""
+    each = (many - few) / (many_tokens - few_tokens)
+    all_of_it = many / many_tokens
+    return each if each > 0.1 * all_of_it else all_of_it
 
 
 def _module_seconds(directory: NvmePath, device: torch.device) -> float:

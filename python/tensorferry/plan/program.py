@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     speeds, drive = drive_costs(options.directory)
     costs = drive | {"process_bytes": process_bytes()}
     costs |= step_costs(options.directory, device)
-    flops, of_passes = pass_costs(options.directory, device, dtype)
+    flops, of_passes = pass_costs(options.directory, device, dtype, speeds["write"])
     costs |= of_passes
     if device.type == "cuda":
         costs |= copy_costs()

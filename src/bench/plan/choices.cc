@@ -20,7 +20,7 @@ class Chooser {
       : task_(task), machine_(machine), costs_(costs), wishes_(wishes) {}
 
   std::vector<Choice> all() {
-    for (const bool weights : options(wishes_.offload_weights, may_offload_weights())) {
+    for (const bool weights : options(wishes_.offload_weights, machine_.drives > 0)) {
       for (const bool gradients :
            options(wishes_.offload_gradients, task_.trains && machine_.drives > 0)) {
         Settings settings;
@@ -29,7 +29,7 @@ class Chooser {
         settings.moments_in_8_bits = wishes_.moments_in_8_bits;
         settings.offload_weights = weights;
         settings.offload_gradients = gradients;
-        settings.one_budget = weights && wishes_.one_budget && task_.trains;
+        settings.one_budget = weights && shares_budget();
         settings.offload_states = task_.trains && machine_.drives > 0;
         add_with_memory(settings);
       }
@@ -38,9 +38,10 @@ class Chooser {
   }
 
  private:
-  // Training with weights on the drive works in one process.
-  [[nodiscard]] bool may_offload_weights() const {
-    return machine_.drives > 0 && (!task_.trains || machine_.ranks <= 1);
+  // Whoever says how many states stay in memory has no budget to share.
+  [[nodiscard]] bool shares_budget() const {
+    return task_.trains && wishes_.one_budget && !wishes_.cpu_state_bytes &&
+           !wishes_.gpu_state_bytes;
   }
 
   static std::vector<bool> options(const std::optional<bool>& wish, bool possible) {
@@ -92,10 +93,14 @@ class Chooser {
     }
   }
 
-  // Three of the largest: one in use, one on its way, one that goes.
+  // Three of the largest: one in use, one on its way, one that goes. Of several ranks each has a
+  // shard, and FSDP brings those of a layer together.
   [[nodiscard]] double least_weight_bytes() const {
     double largest = 0;
     for (const Tensors& one : task_.model.tensors) largest = std::max(largest, one.elements);
+    if (machine_.ranks > 1 && task_.model.layers > 0) {
+      largest = std::max(largest, task_.model.parameters() / task_.model.layers) / machine_.ranks;
+    }
     const double bytes = 3 * largest * bytes_of(task_.precision);
     return std::max(std::ceil(bytes / budget_least_bytes) * budget_least_bytes, budget_least_bytes);
   }
@@ -107,7 +112,7 @@ class Chooser {
   std::vector<Choice> found_;
 };
 
-// The memory that a choice takes: of the GPU and of the system, as shares of what is there.
+// The memory that a choice takes: of the GPU and of the system.
 double memory_of(const Choice& choice) {
   return choice.forecast.memory_bytes + choice.forecast.gpu_bytes;
 }
@@ -180,7 +185,8 @@ std::vector<Change> changes(const Task& task, const Machine& machine, const Cost
     other.gpu_memory_bytes *= 2;
     found.push_back(change("twice the memory of each GPU", task, other, costs, wishes));
   }
-  if (task.trains && task.optimizer != OptimizerKind::sgd && !wishes.moments_in_8_bits) {
+  const bool steps_adam = task.trains && task.optimizer != OptimizerKind::sgd;
+  if (steps_adam && machine.drives > 0 && !wishes.moments_in_8_bits) {
     Wishes with = wishes;
     with.moments_in_8_bits = true;
     found.push_back(change("moments in 8 bits", task, machine, costs, with));

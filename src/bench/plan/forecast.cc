@@ -14,6 +14,8 @@ constexpr double page = 4096;
 // What is read ahead while weights are in use (offload/residency.py).
 constexpr double ahead_share = 1.0 / 32;
 constexpr double ahead_bytes = 32 << 20;
+// Memory that activations on the drive pass through (offload.activations()).
+constexpr double activation_buffers = 1 << 30;
 constexpr double day_seconds = 24 * 60 * 60;
 
 double page_up(double bytes) { return std::ceil(bytes / page) * page; }
@@ -21,6 +23,12 @@ double page_up(double bytes) { return std::ceil(bytes / page) * page; }
 Channel shared_by(const Channel& channel, double times, double ranks) {
   return {channel.read * times / ranks, channel.write * times / ranks,
           channel.both * times / ranks};
+}
+
+// Seconds that a channel takes for these bytes, if nothing else goes on.
+double alone(const Channel& channel, double read, double written) {
+  const double all = read + written;
+  return all > 0 ? all / channel.rate(read / all) : 0;
 }
 
 // Gives this way to as many of the sub-groups on the drive as there is room for, spread evenly
@@ -56,12 +64,16 @@ class Forecaster {
     if (machine.has_gpu()) {  // bytes on their way to a GPU cross the bus
       drive_.read = std::min(drive_.read, copies_.read);
       drive_.write = std::min(drive_.write, copies_.write);
+      drive_.both = std::min(drive_.both, copies_.both);
     }
     processors_shared_ = machine.has_gpu() ? 1 : machine.ranks_per_node;
     value_bytes_ = bytes_of(task.precision);
     parameters_ = task.model.parameters() / machine.ranks;
     for (const Tensors& tensors : task.model.tensors) {
       largest_weight_ = std::max(largest_weight_, tensors.elements / machine.ranks * value_bytes_);
+    }
+    if (machine.ranks > 1 && task.model.layers > 0) {  // FSDP brings the shards of a layer together
+      largest_weight_ = std::max(largest_weight_, parameters_ / task.model.layers * value_bytes_);
     }
   }
 
@@ -146,7 +158,7 @@ class Forecaster {
       records += group.record;
     }
     if (!settings_.offload_states) {
-      add_states_here(records * whole);
+      add_states_here();
       return;
     }
     const double buffer = page_up(std::max(
@@ -161,9 +173,11 @@ class Forecaster {
   }
 
   // All in memory: an optimizer of torch.
-  void add_states_here(double records) {
+  void add_states_here() {
     Item states{.what = "masters and moments"};
-    here(states) = records;
+    const double fp32 = 4;
+    const double copies = (has_master(task_.precision) ? 1 : 0) + moment_count(task_.optimizer);
+    here(states) = parameters_ * copies * fp32;
     result_.items.push_back(states);
     for (const Tensors& tensors : task_.model.tensors) {
       result_.stepping_seconds += tensors.elements * tensors.count / machine_.ranks *
@@ -175,8 +189,10 @@ class Forecaster {
   // `whole` is how many times as large all of it is.
   void simulate_step(const std::vector<SubGroup>& groups, double records, double buffer_bytes,
                      double whole) {
-    const double in_cpu = std::max(settings_.cpu_state_bytes, state_room_);
-    const double in_gpu = machine_.has_gpu() ? settings_.gpu_state_bytes : 0;
+    // A budget is one of the GPU, if there is one.
+    const bool on_gpu = machine_.has_gpu();
+    const double in_cpu = std::max(settings_.cpu_state_bytes, on_gpu ? 0 : state_room_);
+    const double in_gpu = on_gpu ? std::max(settings_.gpu_state_bytes, state_room_) : 0;
     Pipeline pipeline{.loads_max = static_cast<unsigned>(settings_.buffer_count),
                       .buffer_bytes = buffer_bytes,
                       .start_seconds = costs_.operation_seconds,
@@ -184,9 +200,9 @@ class Forecaster {
                       .copies = copies_};
     // As optim/kept.py: first in the memory of the device that steps, then in that of the system.
     std::vector<Way> ways(groups.size(), Way::drive);
-    const double here_bytes = machine_.has_gpu() ? in_gpu : in_cpu;
+    const double here_bytes = on_gpu ? in_gpu : in_cpu;
     spread(groups, here_bytes / whole, Way::in_place, ways);
-    if (machine_.has_gpu()) spread(groups, in_cpu / whole, Way::copies, ways);
+    if (on_gpu) spread(groups, in_cpu / whole, Way::copies, ways);
     double kept_here = 0;
     double kept_there = 0;
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -208,7 +224,8 @@ class Forecaster {
         result_.step_read += stage.read_bytes * whole;
         result_.step_written += stage.write_bytes * whole;
       } else if (stage.way == Way::copies) {
-        copied_ += (stage.read_bytes + stage.write_bytes) * whole;
+        copied_read_ += stage.read_bytes * whole;
+        copied_written_ += stage.write_bytes * whole;
       }
       result_.stepping_seconds += stage.compute_seconds * whole;
       pipeline.stages.push_back(stage);
@@ -294,16 +311,24 @@ class Forecaster {
     const double calls = costs_.module_seconds * (share_on_drive_ > 0 ? 1 : 0.2) * scale;
     const double unit = parameters_ * value_bytes_ / simulated;
     const double missing = missing_bytes_ / std::max(unit, 1.0);  // units that are read
-    Pipeline pipeline{.loads_max = 2,
-                      .buffer_bytes = std::max(passing_, 2 * unit),
-                      .start_seconds = costs_.operation_seconds,
-                      .drive = drive_,
-                      .copies = copies_};
-    const auto add = [&](bool is_read, bool backward, double of_compute) {
+    // Activations have buffers of their own. The newest stay in half of them.
+    const double saved = saved_bytes_ / simulated;
+    const double stay = saved > 0 ? std::floor(activation_buffers / 2 / saved) : 0;
+    Pipeline pipeline{
+        .loads_max = 2,
+        .buffer_bytes = std::max(passing_, 2 * unit) + (saved > 0 ? activation_buffers : 0),
+        .start_seconds = costs_.operation_seconds,
+        .drive = drive_,
+        .copies = copies_};
+    const auto add = [&](double i, bool is_read, bool backward, double of_compute) {
       Stage stage{.compute_seconds = compute * of_compute / simulated + calls, .held_bytes = unit};
       stage.read_bytes = is_read ? unit * share : 0;
+      if (backward ? i >= stay : i < simulated - stay) {
+        (backward ? stage.read_bytes : stage.write_bytes) += saved;
+        stage.held_bytes += saved;
+      }
       if (backward && settings_.offload_gradients) {
-        stage.write_bytes = unit;
+        stage.write_bytes += unit;
         stage.read_bytes += unit * (passes - 1) / passes;  // what has accumulated
         stage.compute_seconds += unit * costs_.gradient_byte_seconds * processors_shared_;
       }
@@ -312,15 +337,15 @@ class Forecaster {
     double due = 0;
     for (double i = 0; i < simulated; ++i) {
       if (task_.trains) {  // what backward used last is there: the first modules
-        add(i >= simulated - missing, false, 1.0 / 3);
+        add(i, i >= simulated - missing, false, 1.0 / 3);
       } else {  // what stays is spread
         due += missing / simulated;
-        add(due >= 0.5, false, 1);
+        add(i, due >= 0.5, false, 1);
         due -= due >= 0.5 ? 1 : 0;
       }
     }
     for (double i = 0; task_.trains && i < simulated; ++i) {
-      add(i >= simulated - missing, true, 2.0 / 3);
+      add(i, i >= simulated - missing, true, 2.0 / 3);
     }
     return pipeline;
   }
@@ -337,8 +362,9 @@ class Forecaster {
       bytes = layer * model.layers + 17 * layer + model.vocabulary * (value_bytes_ + 4);
     }
     if (task_.activations == Activations::drive) {
-      item.drive = bytes * tokens;
-      item.memory = std::min(bytes * tokens, static_cast<double>(1 << 30));
+      saved_bytes_ = bytes * tokens;
+      item.drive = std::max(saved_bytes_ - activation_buffers / 2, 0.0);
+      item.memory = activation_buffers;
     } else {
       here(item) = bytes * tokens;
     }
@@ -355,12 +381,11 @@ class Forecaster {
       result_.memory_bytes += item.memory;
       result_.drive_bytes += item.drive;
     }
-    const double read = result_.step_read + result_.pass_read;
+    // Passes and steps come one after the other, so their reads and writes do not meet.
+    result_.drive_seconds = alone(drive_, result_.step_read, result_.step_written) +
+                            alone(drive_, result_.pass_read, result_.pass_written);
+    result_.copy_seconds = alone(copies_, copied_read_, copied_written_);
     const double written = result_.step_written + result_.pass_written;
-    if (read + written > 0) {
-      result_.drive_seconds = (read + written) / drive_.rate(read / (read + written));
-    }
-    result_.copy_seconds = copied_ / copies_.both;
     const double compute = result_.compute_seconds + result_.stepping_seconds;
     const std::vector<std::pair<double, const char*>> all{{compute, "compute"},
                                                           {result_.drive_seconds, "drive"},
@@ -408,7 +433,9 @@ class Forecaster {
   double passing_ = 0;        // memory that weights on the drive pass through
   double missing_bytes_ = 0;  // that a pass reads, one way
   double state_room_ = 0;     // that a budget leaves for states
-  double copied_ = 0;
+  double saved_bytes_ = 0;    // activations of a pass that the drive is to take
+  double copied_read_ = 0;    // from memory of the system to a GPU
+  double copied_written_ = 0;
 };
 
 }  // namespace

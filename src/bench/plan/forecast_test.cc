@@ -150,6 +150,87 @@ TEST(forecast, without_a_drive_a_first_one_counts_only_if_its_speed_is_known) {
   EXPECT_EQ(without.front().what, "twice the memory");
 }
 
+double gpu_of(const Forecast& plan, const char* what) {
+  for (const Item& item : plan.items) {
+    if (item.what == what) return item.gpu;
+  }
+  return 0;
+}
+
+TEST(forecast, activations_on_the_drive_are_written_forward_and_read_back) {
+  Task task = task_of(Precision::bf16);
+  task.tokens_per_step = 8192;
+  task.accumulation = 2;
+  task.activation_bytes = 1e6;
+  const Forecast kept = forecast(task, machine_of(), {}, {});
+  task.activations = Activations::drive;
+  const Forecast plan = forecast(task, machine_of(), {}, {});
+  // The newest stay in half of 1 GiB, in each of both passes.
+  const double bytes = 8.192 * GB - (1 << 30);
+  EXPECT_NEAR(plan.pass_written, bytes, bytes * 0.02);
+  EXPECT_NEAR(plan.pass_read, bytes, bytes * 0.02);
+  EXPECT_NEAR(plan.drive_bytes - kept.drive_bytes, bytes / 2, bytes * 0.02);
+  EXPECT_NEAR(plan.memory_bytes - kept.memory_bytes, (1 << 30) - 4.096 * GB, 0.01 * GB);
+  EXPECT_NEAR(plan.drive_seconds - kept.drive_seconds, 2 * bytes / (3 * GB), 0.2);
+  EXPECT_GT(plan.written_bytes_per_day, kept.written_bytes_per_day);
+  Machine slow = machine_of();
+  slow.drive = {0.1 * GB, 0.1 * GB, 0.1 * GB};
+  EXPECT_GT(forecast(task, slow, {}, {}).pass_seconds, 2 * bytes / (0.1 * GB) * 0.95);
+}
+
+TEST(forecast, drives_bring_a_gpu_no_more_than_its_bus) {
+  Machine machine = machine_of();
+  machine.gpu_memory_bytes = 80 * GB;
+  machine.drives = 1000;
+  const Costs costs = gpu_costs();
+  const Forecast plan = forecast(task_of(Precision::fp16, 10e9), machine, costs, {});
+  EXPECT_GE(plan.step_seconds, 0.99 * (plan.step_read + plan.step_written) / costs.copy_both);
+}
+
+TEST(forecast, a_budget_of_a_gpu_keeps_states_there) {
+  Machine machine = machine_of();
+  machine.gpu_memory_bytes = 80 * GB;
+  const Settings settings{.offload_weights = true, .weight_bytes = 6 * GB, .one_budget = true};
+  const Forecast plan = forecast(task_of(Precision::bf16), machine, gpu_costs(), settings);
+  EXPECT_NEAR(gpu_of(plan, "masters") + gpu_of(plan, "moments"), 4 * GB, 0.2 * GB);
+  EXPECT_EQ(plan.copy_seconds, 0);
+}
+
+TEST(forecast, several_ranks_can_have_weights_on_the_drive) {
+  Machine machine = machine_of();
+  machine.ranks = machine.ranks_per_node = 8;
+  machine.memory_bytes = 512 * GB;
+  machine.gpu_memory_bytes = 24 * GB;  // weights and gradients take 35
+  Task task = task_of(Precision::bf16, 70e9);
+  const Choice fastest = choose(task, machine, gpu_costs(), {}).front();
+  EXPECT_TRUE(fastest.forecast.fits());
+  EXPECT_TRUE(fastest.settings.offload_weights);
+  // FSDP brings a layer at a time: a rank has room for its shards of three.
+  const double layer = 2 * 70e9 / task.model.layers / 8;
+  EXPECT_GE(fastest.settings.weight_bytes, 3 * layer);
+}
+
+TEST(forecast, who_says_how_many_states_stay_shares_no_budget) {
+  Wishes wishes;
+  wishes.offload_weights = true;
+  EXPECT_TRUE(
+      choose(task_of(Precision::bf16), machine_of(), {}, wishes).front().settings.one_budget);
+  wishes.cpu_state_bytes = 0;
+  for (const Choice& choice : choose(task_of(Precision::bf16), machine_of(), {}, wishes)) {
+    EXPECT_FALSE(choice.settings.one_budget);
+    EXPECT_EQ(choice.settings.cpu_state_bytes, 0);
+  }
+}
+
+TEST(forecast, without_a_drive_masters_are_whole) {
+  const Forecast plan =
+      forecast(task_of(Precision::bf16), machine_of(), {}, {.offload_states = false});
+  for (const Item& item : plan.items) {
+    if (item.what != "masters and moments") continue;
+    EXPECT_NEAR(item.memory, 12 * GB, 0.01 * GB);
+  }
+}
+
 TEST(forecast, a_huge_model_is_planned_in_no_time) {
   const Forecast plan = forecast(task_of(Precision::bf16, 1e15), machine_of(), {}, {});
   EXPECT_NEAR(plan.step_seconds, 1e15 * 20 / (3 * GB), 1e15 * 20 / (3 * GB) * 0.1);
