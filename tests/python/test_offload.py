@@ -22,6 +22,7 @@ from offload_models import (
     same,
     train,
 )
+from tensorferry._memory.weight_memory import WeightMemory
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -546,6 +547,22 @@ def test_resident_weights_stay_within_the_limit(tmp_path, training):
                 if training:
                     y.sum().backward()
         assert limit // 2 < max(seen) <= limit
+        assert weights.stats()["overflows"] == 0
+
+
+def test_the_limit_holds_if_memory_comes_back_late(tmp_path, monkeypatch):
+    """A thread that has read a weight may hold its memory while other programs have the CPUs."""
+    take = WeightMemory.take
+
+    def late(self, nbytes, timeout=0):
+        return take(self, nbytes) if timeout > 0.5 else None
+
+    model = deep()
+    with offloaded(model, tmp_path) as weights:
+        model(torch.ones(1, 512))
+        monkeypatch.setattr(WeightMemory, "take", late)
+        for _ in range(2):
+            model(torch.ones(1, 512))
         assert weights.stats()["overflows"] == 0
 
 

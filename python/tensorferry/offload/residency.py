@@ -97,7 +97,8 @@ class Residency:
                 idle = self._idle()
                 writable = [other for other in idle if not other.has_failed()]
                 if not (self._evict_stretch(writable, unit.nbytes) or self._evict_one(idle)):
-                    return self._take_more(unit)
+                    back = self._take_back(unit)
+                    return self._take_more(unit) if back is None else back
             except (OSError, RuntimeError):
                 # The memory of a unit that has gone may still be with the thread that has read it.
                 memory = self._memory.take(unit.nbytes, _RELEASE_SECONDS if evicted else 0)
@@ -176,6 +177,14 @@ class Residency:
         for _, read in reads:  # they hold the memory until they end
             with contextlib.suppress(OSError, OlderValues):  # nobody needs the values
                 read.wait()
+
+    def _take_back(self, unit: Unit) -> torch.Tensor | None:
+        """Returns memory of units that have gone, if it suffices: threads that have read them may
+        still have it."""
+        held = sum(other.nbytes for other in self._resident())
+        if held + unit.nbytes > self._memory.nbytes:
+            return None
+        return self._memory.take(unit.nbytes, _RELEASE_SECONDS)
 
     def _take_more(self, unit: Unit) -> torch.Tensor:
         """Returns memory when all of it is in use, or held by autograd or by writes under way."""
