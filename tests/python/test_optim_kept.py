@@ -196,6 +196,68 @@ def test_states_that_come_late_do_not_exceed_the_limit(tmp_path):
     optimizer.close()
 
 
+@pytest.mark.parametrize("limit", [20 * MiB, 11 * MiB, "50%"])
+def test_masters_that_are_stored_whole_do_not_exceed_the_limit(tmp_path, limit):
+    """A record grows by a fifth when somebody changes weights or a checkpoint is loaded."""
+    torch.manual_seed(1)
+    params = [torch.nn.Parameter(torch.randn(MiB // 4).to(torch.bfloat16)) for _ in range(8)]
+    theirs = copies(params)
+    optimizer = adamw(params, tmp_path, max_cpu_bytes=limit, buffer_bytes=4 * MiB)
+    reference = MasterAdamW(theirs)
+
+    def most():
+        stats = optimizer.stats()
+        whole = stats["kept_bytes"] + stats["tensor_bytes"]
+        return whole // 2 if limit == "50%" else limit
+
+    for step in range(6):
+        give_gradients(step, params, theirs)
+        optimizer.step()
+        reference.step()
+        assert_same(params, theirs)
+        assert 0 < optimizer.stats()["kept_bytes"] <= most()
+        if step == 3:
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert 0 < optimizer.stats()["kept_bytes"] <= most()
+        for number in range(step, 8, 3):
+            params[number].data.mul_(2)
+            theirs[number].data.mul_(2)
+            reference.masters[number].data.copy_(theirs[number])
+    optimizer.close()
+
+
+def test_memory_takes_no_more_than_the_records(tmp_path):
+    """Before the first step an optimizer may have three states; this one has one."""
+    params = large()
+    sgd = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    optimizer = tensorferry.optim.offload(
+        sgd, tmp_path, buffer_bytes=3 * MiB + 65536, max_cpu_bytes=8 * MiB
+    )
+    give_gradients(0, params)
+    for _ in range(3):
+        optimizer.step()
+        assert 0 < optimizer.stats()["kept_bytes"] <= 8 * MiB
+    optimizer.close()
+
+
+def test_a_sub_group_that_gets_more_parameters_does_not_exceed_the_limit(tmp_path):
+    mine = large(2, MiB // 8)
+    theirs = copies(mine)
+    limit = MiB + 65536  # for the states of the first one
+    ours = adamw(mine[:1], tmp_path, max_cpu_bytes=limit, buffer_bytes=4 * MiB)
+    reference = torch.optim.AdamW(theirs[:1], fused=True)
+    for step in range(6):
+        give_gradients(step, mine, theirs)
+        ours.step()
+        reference.step()
+        assert_same(mine, theirs)
+        assert ours.stats()["kept_bytes"] == (MiB if step < 3 else 0)
+        if step == 2:
+            ours.add_param_group({"params": mine[1:]})
+            reference.add_param_group({"params": theirs[1:]})
+    ours.close()
+
+
 def test_groups_that_come_later_take_what_is_left(tmp_path):
     params = large()
     optimizer = adamw(params[:2], tmp_path, max_cpu_bytes=8 * MiB)

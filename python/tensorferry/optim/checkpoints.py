@@ -203,8 +203,7 @@ def _write_pieces(
         return
     fields = group.lay_out(pieces)
     nbytes = record_bytes(fields)
-    kept = store.kept.lent(group, nbytes) if group.device.type == "cpu" else None
-    memory = store.take(torch.device("cpu"), nbytes) if kept is None else kept
+    memory = store.take(torch.device("cpu"), nbytes)
     for field in fields:
         field.of(memory).copy_(pieces[field.shard][field.name])
     store.write(group, fields, memory)

@@ -85,38 +85,63 @@ class KeptStates:
         self._limits = {"cpu": max_cpu_bytes, "cuda": max_gpu_bytes}
         self._auto: dict[torch.device, int] = {}  # what "auto" was found to be
         self._portions: dict[torch.device, Portion] = {}  # of budgets
+        self._sizes: dict[SubGroup, int] = {}  # of all records, or the most that they may take
         self._places: dict[SubGroup, torch.device] = {}  # of those that stay
-        self._memory: dict[SubGroup, Tensor] = {}  # also while a record is on its way there
-        self._kept: set[SubGroup] = set()  # whose record memory has
+        self._memory: dict[SubGroup, Tensor] = {}  # of the records that memory has
         self._writes: dict[SubGroup, GpuWork] = {}  # the last one of a GPU into this memory
+        self._reads: dict[SubGroup, GpuWork] = {}  # and the last one out of it
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     # --- the choice ---
 
     def choose(self, groups: Iterable[SubGroup]) -> None:
-        """Chooses what stays. What has been chosen before is kept; more is added if there is room:
-        for groups that are new, or because states take less than was thought."""
-        groups = list(groups)
+        """Chooses what stays. What has been chosen before is kept, as long as there is room for it;
+        more is added for groups that are new, or because states take less than was thought."""
+        self._sizes = {group: _size(group) for group in groups}
         before = len(self._places)
-        self._places = {g: place for g in groups if (place := self._places.get(g)) is not None}
-        for device in {group.device for group in groups if group.device.type != "cpu"}:
-            self._choose_on(device, [group for group in groups if group.device == device])
-        self._choose_on(torch.device("cpu"), groups)
+        self._places = {g: place for g in self._sizes if (place := self._places.get(g)) is not None}
+        for device in {group.device for group in self._sizes if group.device.type != "cpu"}:
+            self._choose_on(device)
+        self._choose_on(torch.device("cpu"))
         if len(self._places) > before:
-            self._tell(groups)
+            self._tell()
 
-    def _choose_on(self, place: torch.device, groups: list[SubGroup]) -> None:
-        limit = self._limit(place, sum(_size(group) for group in groups))
-        room = limit - sum(_size(g) for g, where in self._places.items() if where == place)
-        others = [group for group in groups if group not in self._places and _size(group) > 0]
-        for group in spread(others, _size, room):
+    def _choose_on(self, place: torch.device) -> None:
+        room = self._limit(place) - self._planned_bytes(place)
+        own = [group for group, where in self._places.items() if where == place]
+        while own and room < 0:
+            room += self._sizes[own[-1]]
+            del self._places[own.pop()]
+        others = [
+            group
+            for group, size in self._sizes.items()
+            if group not in self._places and size > 0 and _may_stay(group, place)
+        ]
+        for group in spread(others, self._sizes.__getitem__, room):
             self._places[group] = place
-        if place in self._portions:
-            self._portions[place].hold(
-                sum(_size(g) for g, where in self._places.items() if where == place)
-            )
+        self._note_planned(place)
 
-    def _limit(self, place: torch.device, total: int) -> int:
+    def admits(self, group: SubGroup) -> bool:
+        """Whether the record of a sub-group, as it has become, is to stay in memory: not if it has
+        grown beyond what was thought, and beyond the limit."""
+        place = self._places.get(group)
+        if place is None:
+            return False
+        if group.record_bytes > self._sizes[group]:
+            self._sizes[group] = group.record_bytes
+            if self._planned_bytes(place) > self._limit(place):
+                del self._places[group]
+            self._note_planned(place)
+        return group in self._places
+
+    def _planned_bytes(self, place: torch.device) -> int:
+        return sum(self._sizes[g] for g, where in self._places.items() if where == place)
+
+    def _note_planned(self, place: torch.device) -> None:
+        if place in self._portions:
+            self._portions[place].hold(self._planned_bytes(place))
+
+    def _limit(self, place: torch.device) -> int:
         limit = self._limits[place.type]
         if isinstance(limit, int):
             return limit
@@ -125,21 +150,22 @@ class KeptStates:
                 self._portions[place] = limit.portion(place)
             return self._portions[place].room
         if limit != "auto":
-            return int(total * _share(limit))
+            total = sum(size for g, size in self._sizes.items() if _may_stay(g, place))
+            return round(total * _share(limit))
         if place not in self._auto:
             self._auto[place] = auto_bytes(place)
         return self._auto[place]
 
-    def _tell(self, groups: list[SubGroup]) -> None:
+    def _tell(self) -> None:
         for place in sorted(set(self._places.values()), key=str):
-            here = [group for group in self._places if self._places[group] == place]
+            here = [group for group, where in self._places.items() if where == place]
             _log.info(
                 "%d of %d sub-groups keep their states in memory (%s): %d of %d bytes",
                 len(here),
-                len(groups),
+                len(self._sizes),
                 place,
-                sum(_size(group) for group in here),
-                sum(_size(group) for group in groups),
+                self._planned_bytes(place),
+                sum(self._sizes.values()),
             )
 
     # --- records ---
@@ -150,36 +176,20 @@ class KeptStates:
 
     def has(self, group: SubGroup) -> bool:
         """Whether memory has the record of a sub-group now."""
-        return group in self._kept
+        return group in self._memory
 
     def record(self, group: SubGroup) -> Tensor:
         """The record of a sub-group that memory has now."""
         self._wait(group)
         return self._memory[group][: group.record_bytes]
 
-    def memory(self, group: SubGroup, nbytes: int) -> Tensor:
-        """The memory for the record of a sub-group that stays, with what it has kept so far."""
-        held = self._memory.get(group)
-        if held is not None and held.numel() >= nbytes:
-            return held
-        place = self._places[group]
-        with torch.inference_mode(False):
-            if place.type == "cpu" and group.device.type != "cpu":
-                memory = torch.frombuffer(PinnedBuffer(nbytes), dtype=torch.uint8)
-            else:
-                memory = torch.empty(nbytes, dtype=torch.uint8, device=place)
-        if held is not None:
-            self._wait(group)
-            memory[: held.numel()].copy_(held)
-        self._memory[group] = memory
-        return memory
-
     def lent(self, group: SubGroup, nbytes: int) -> Tensor | None:
-        """The memory of a record that can be stepped where it stays; None if the record streams, or
-        stays in other memory than that of its parameters."""
-        if self._places.get(group) != group.device:
+        """The memory of a record that can be stepped where it stays; None if the record streams,
+        needs more memory, or stays in other memory than that of its parameters."""
+        held = self._memory.get(group)
+        if held is None or held.numel() < nbytes or self._places.get(group) != group.device:
             return None
-        return self.memory(group, nbytes)
+        return held
 
     def read(self, group: SubGroup, memory: Tensor) -> GpuWork | None:
         """Starts to bring a record into other memory. Returns the copy, if that goes on."""
@@ -189,13 +199,19 @@ class KeptStates:
         self._wait(group)
         nbytes = group.record_bytes
         memory[:nbytes].copy_(record[:nbytes], non_blocking=True)
-        return None if memory.is_cpu else GpuWork(memory)
+        if memory.is_cpu:
+            return None
+        copy = self._reads[group] = GpuWork(memory)
+        return copy
 
     def keep(self, group: SubGroup, memory: Tensor) -> GpuWork | None:
         """Takes the record of a sub-group that stays. Returns the copy, if that goes on."""
         nbytes = group.record_bytes
-        record = self.memory(group, nbytes)
-        self._kept.add(group)
+        record = self._memory.get(group)
+        if record is None or record.numel() != nbytes or record.device != self._places[group]:
+            del record
+            self.forget(group)  # first: there may be no room for both
+            record = self._memory[group] = self._new_memory(group, nbytes)
         if record.data_ptr() == memory.data_ptr():
             return None
         if memory.is_cpu or not record.is_cpu:
@@ -211,19 +227,27 @@ class KeptStates:
     def forget(self, group: SubGroup) -> None:
         """Frees the memory of a record."""
         self._wait(group)
-        self._kept.discard(group)
+        if (copy := self._reads.pop(group, None)) is not None:
+            copy.wait()
         self._memory.pop(group, None)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the records that memory has now."""
-        return sum(group.record_bytes for group in self._kept)
+        return sum(memory.numel() for memory in self._memory.values())
 
     def close(self) -> None:
         for group in list(self._memory):
             self.forget(group)
         for portion in self._portions.values():
             portion.close()
+
+    def _new_memory(self, group: SubGroup, nbytes: int) -> Tensor:
+        place = self._places[group]
+        with torch.inference_mode(False):
+            if place.type == "cpu" and group.device.type != "cpu":
+                return torch.frombuffer(PinnedBuffer(nbytes), dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device=place)
 
     def _wait(self, group: SubGroup) -> None:
         """Waits until the GPU has written the record of the last step."""
@@ -234,6 +258,10 @@ class KeptStates:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
+
+
+def _may_stay(group: SubGroup, place: torch.device) -> bool:
+    return place.type == "cpu" or group.device == place
 
 
 def _size(group: SubGroup) -> int:

@@ -66,7 +66,8 @@ def resume(
         groups, *(memory[name] for name in ("fields", "small", "cuts", "whole"))
     ):
         group.fields = [_field(group, *one) for one in fields]
-        for shard, own, cut, shard.stays_whole in zip(group.shards, small, cuts, whole):
+        for shard, own, cut, stays_whole in zip(group.shards, small, cuts, whole):
+            shard.stays_whole = stays_whole
             shard.small = _placed(shard, own)
             shard.cut = _cut_in(cut, group.device)
     store.kept.choose(groups)

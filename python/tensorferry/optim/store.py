@@ -101,8 +101,9 @@ class StateStore:
     def write(self, group: SubGroup, fields: list[StateField], memory: Tensor) -> None:
         """Starts to put a new record in the place of the old one."""
         group.fields = fields
-        if not self.kept.stays(group):
+        if not self.kept.admits(group):
             self.writes.append(self.space.put(group.key, memory[: group.record_bytes]))
+            self.kept.forget(group)
             return
         copy = self.kept.keep(group, memory)
         if copy is not None:
