@@ -164,13 +164,17 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string
                                                     const Device& device, SlotShares shares) {
   CrewOptions crew = crew_options(options_, kind, device, shares);
   crew.rate = rate_;
-  const unsigned wanted = crew.workers;
+  const unsigned workers = crew.workers;
+  const unsigned slots = crew.mover.slots;
   ProcessShare share = take_share(crew, options_, limits_);
-  if (crew.workers < wanted) {
-    ledger_->note_fallback("the process has all the workers it may have: " + device.name +
-                           " gets " + std::to_string(crew.workers) + " of " +
-                           std::to_string(wanted));
-  }
+  const auto note_less = [&](const char* what, unsigned granted, unsigned wanted) {
+    if (granted == wanted) return;
+    ledger_->note_fallback("the process has all the " + std::string(what) +
+                           " it may have: " + device.name + " gets " + std::to_string(granted) +
+                           " of " + std::to_string(wanted));
+  };
+  note_less("workers", crew.workers, workers);
+  note_less("memory for slots", crew.mover.slots, slots);
   return Crew::start(crew, std::move(reason), open_engine_, system_, ledger_, std::move(share));
 }
 
