@@ -207,6 +207,15 @@ TEST_F(ProcessShareOfHandle, each_worker_has_a_slot_that_counts_and_a_lack_of_mo
   }
 }
 
+TEST_F(ProcessShareOfHandle, threads_that_come_and_go_use_the_same_lane) {
+  ProcessLimits limits({.threads = 100, .engines = 100, .slot_bytes = 100 * MiB});
+  Handle handle = handle_within(limits);
+  ASSERT_EQ(read_on_a_new_thread(handle), "");
+  const unsigned engines = limits.in_use().engines;
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(read_on_a_new_thread(handle), "");
+  EXPECT_EQ(limits.in_use().engines, engines);
+}
+
 TEST_F(ProcessShareOfHandle, inline_slots_count_and_fall_back_to_workers) {
   const auto read_now = [this](Handle& handle) {
     const PinnedBuffer memory(bytes + 1);
