@@ -17,7 +17,7 @@ constexpr std::uint64_t lane_bytes_max = 256 * KiB;
 constexpr std::uint64_t lane_slot_transfer_bytes_max = 64 * KiB;
 constexpr std::size_t lane_parts_max = 8;
 
-bool fits_lane(std::span<const Part> parts, Caller caller) noexcept {
+bool fits_lane(std::span<const Part> parts, Caller caller, os::System& system) {
   if (parts.size() > lane_parts_max) return false;
   std::uint64_t bytes = 0;
   for (const Part& part : parts) {
@@ -26,7 +26,8 @@ bool fits_lane(std::span<const Part> parts, Caller caller) noexcept {
     bytes += part.bytes;
     const auto address = reinterpret_cast<std::uintptr_t>(part.memory);
     const bool in_place = address % part.file->memory_alignment() == 0 &&
-                          (part.offset | part.bytes) % part.file->offset_alignment() == 0;
+                          (part.offset | part.bytes) % part.file->offset_alignment() == 0 &&
+                          !is_better_in_slots(part, part.bytes, system);
     if (!in_place && part.bytes > lane_slot_transfer_bytes_max) return false;
   }
   return bytes <= (caller == Caller::waits ? cut_bytes_max : lane_bytes_max);
@@ -163,13 +164,17 @@ Result<std::shared_ptr<Crew>> Conductor::start_crew(EngineKind kind, std::string
                                                     const Device& device, SlotShares shares) {
   CrewOptions crew = crew_options(options_, kind, device, shares);
   crew.rate = rate_;
-  const unsigned wanted = crew.workers;
+  const unsigned workers = crew.workers;
+  const unsigned slots = crew.mover.slots;
   ProcessShare share = take_share(crew, options_, limits_);
-  if (crew.workers < wanted) {
-    ledger_->note_fallback("the process has all the workers it may have: " + device.name +
-                           " gets " + std::to_string(crew.workers) + " of " +
-                           std::to_string(wanted));
-  }
+  const auto note_less = [&](const char* what, unsigned granted, unsigned wanted) {
+    if (granted == wanted) return;
+    ledger_->note_fallback("the process has all the " + std::string(what) +
+                           " it may have: " + device.name + " gets " + std::to_string(granted) +
+                           " of " + std::to_string(wanted));
+  };
+  note_less("workers", crew.workers, workers);
+  note_less("memory for slots", crew.mover.slots, slots);
   return Crew::start(crew, std::move(reason), open_engine_, system_, ledger_, std::move(share));
 }
 
@@ -323,7 +328,7 @@ Result<Operation> Conductor::transfer(Direction direction, std::span<Part> parts
   if (Status chosen = choose_crews(parts, crews); !chosen.ok()) return chosen.error();
   const Priority chosen = choose_priority(priority, options_.priority);
   const bool on_lane = crews.size() == 1 && crews.front()->options().lanes > 0 &&
-                       fits_lane(parts, caller) && !held_back(chosen);
+                       fits_lane(parts, caller, system_) && !held_back(chosen);
   auto transfer = build_transfer(direction, parts, std::move(fences), durability, options_, crews,
                                  on_lane ? Way::lane : Way::queue, caller, witness);
   if (!transfer.ok()) return transfer.error();

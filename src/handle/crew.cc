@@ -1,6 +1,7 @@
 #include "handle/crew.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -13,11 +14,41 @@ namespace {
 // An operation of more blocks is not small: submitting it would take its caller long.
 constexpr std::uint64_t lane_blocks_max = 16;
 
-// Numbers the threads that use lanes, from 0: neighbours get different lanes.
+// The number of a thread that uses lanes: the lowest that no living thread has, so that neighbours
+// get different lanes, and threads that come and go get the same. Beyond 64 threads they come in
+// turn.
+class ThreadNumber {
+ public:
+  ThreadNumber() noexcept {
+    std::uint64_t before = taken_.load(std::memory_order_relaxed);
+    do {
+      value_ = static_cast<std::size_t>(std::countr_one(before));
+      if (value_ == lanes_max) {
+        value_ += beyond_.fetch_add(1, std::memory_order_relaxed);
+        return;
+      }
+    } while (!taken_.compare_exchange_weak(before, before | bit()));
+  }
+  ~ThreadNumber() {
+    if (value_ < lanes_max) taken_.fetch_and(~bit());
+  }
+  ThreadNumber(const ThreadNumber&) = delete;
+  ThreadNumber& operator=(const ThreadNumber&) = delete;
+
+  [[nodiscard]] std::size_t value() const noexcept { return value_; }
+
+ private:
+  [[nodiscard]] std::uint64_t bit() const noexcept { return std::uint64_t{1} << value_; }
+
+  static inline std::atomic<std::uint64_t> taken_{0};
+  static inline std::atomic<std::size_t> beyond_{0};
+  std::size_t value_ = 0;
+};
+static_assert(lanes_max == 64);  // a bit for each
+
 std::size_t number_of_this_thread() noexcept {
-  static std::atomic<std::size_t> next{0};
-  thread_local const std::size_t number = next.fetch_add(1, std::memory_order_relaxed);
-  return number;
+  thread_local const ThreadNumber own;
+  return own.value();
 }
 
 // A reference to a leg that keeps its transfer.

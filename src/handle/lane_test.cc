@@ -1,4 +1,6 @@
 // Small operations on lanes: whoever waits works, and somebody completes them if nobody waits.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -80,6 +82,17 @@ TEST_F(LaneTest, odd_memory_and_odd_offsets_are_exact) {
     ASSERT_EQ(pattern_fault(memory.bytes().first(bytes), offset, 1), "") << bytes << " " << offset;
   }
   EXPECT_GT(handle.stats().lane_operations, 150U);
+}
+
+// A virtual disk wants such memory in slots, and those of a lane are small.
+TEST_F(LaneTest, memory_in_small_pages_is_not_cut_for_the_slots_of_a_lane) {
+  Handle handle;
+  const support::UntouchedMemory memory(blocks * block);
+  ::madvise(memory.bytes().data(), memory.bytes().size(), MADV_NOHUGEPAGE);
+  std::ranges::fill(memory.bytes(), std::byte{0});
+  handle.read_now(memory.bytes(), *file, 0);
+  EXPECT_EQ(fault(memory.bytes(), 0), "");
+  EXPECT_LE(handle.stats().requests, 4U);
 }
 
 TEST_F(LaneTest, what_is_written_is_read_back) {

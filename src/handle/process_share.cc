@@ -16,14 +16,14 @@ constexpr unsigned threads_max_min = 64;
 constexpr unsigned engines_max_min = 128;
 constexpr std::size_t slot_bytes_max = 512 * MiB;
 
-// Takes what is left of `max`, between the least and the wanted.
+// Takes what is left of `max`, in multiples of the least, between that and the wanted.
 template <class Number>
 Number take(std::atomic<Number>& used, Number max, Number wanted, Number least) noexcept {
   Number before = used.load();
   Number granted = 0;
   do {
     const Number left = before < max ? max - before : 0;
-    granted = std::max(least, std::min(wanted, left));
+    granted = std::max(least, std::min(wanted, least > 0 ? left - left % least : left));
   } while (!used.compare_exchange_weak(before, before + granted));
   return granted;
 }
@@ -62,7 +62,8 @@ ProcessShare::ProcessShare(ProcessLimits& limits, unsigned workers, unsigned wor
   taken_.engines = take(limits.engines_, max.engines, threads, workers_min);
   taken_.threads = taken_.engines;
   limits.threads_ -= threads - taken_.threads;
-  taken_.slot_bytes = take(limits.slot_bytes_, max.slot_bytes, slot_bytes, slot_bytes_min);
+  taken_.slot_bytes = take(limits.slot_bytes_, max.slot_bytes, taken_.threads * slot_bytes,
+                           taken_.threads * slot_bytes_min);
 }
 
 std::optional<ProcessShare> ProcessShare::try_take(ProcessLimits& limits,

@@ -54,7 +54,8 @@ class ProcessShare {
   ProcessShare() = default;
   // For a crew. Takes what is left of the wanted, but at least the least: a drive that comes late
   // works too, only with less. What a user chose is granted in full. Each worker needs a thread and
-  // an engine: of both as many are granted.
+  // an engine: of both as many are granted. The bytes of slots are for each worker, and the least
+  // of them is one slot: whole slots are granted, as many to each worker.
   ProcessShare(ProcessLimits& limits, unsigned workers, unsigned workers_min,
                std::size_t slot_bytes, std::size_t slot_bytes_min);
   ~ProcessShare();
@@ -68,7 +69,7 @@ class ProcessShare {
   [[nodiscard]] std::optional<ProcessShare> try_more(const ProcessNeeds& needs) const noexcept;
 
   [[nodiscard]] unsigned workers() const noexcept { return taken_.threads; }
-  [[nodiscard]] std::size_t slot_bytes() const noexcept { return taken_.slot_bytes; }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept { return taken_.slot_bytes; }  // of all
 
  private:
   ProcessShare(ProcessLimits& limits, const ProcessNeeds& taken) noexcept

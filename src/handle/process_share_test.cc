@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,34 +17,42 @@ namespace {
 constexpr ProcessNeeds few{.threads = 4, .engines = 4, .slot_bytes = 1000};
 
 TEST(ProcessShare, late_crews_get_less_and_never_nothing) {
-  ProcessLimits limits({.threads = 10, .engines = 100, .slot_bytes = 1000});
+  ProcessLimits limits({.threads = 10, .engines = 100, .slot_bytes = 715});
   std::vector<ProcessShare> shares;
-  for (int i = 0; i < 4; ++i) shares.emplace_back(limits, 4U, 1U, 300U, 10U);
+  for (int i = 0; i < 4; ++i) shares.emplace_back(limits, 4U, 1U, 80U, 10U);
   EXPECT_EQ(shares[0].workers(), 4U);
   EXPECT_EQ(shares[1].workers(), 4U);
   EXPECT_EQ(shares[2].workers(), 2U);
   EXPECT_EQ(shares[3].workers(), 1U);
-  EXPECT_EQ(shares[2].slot_bytes(), 300U);
-  EXPECT_EQ(shares[3].slot_bytes(), 100U);
-  const ProcessShare last(limits, 4U, 1U, 300U, 10U);
+  EXPECT_EQ(shares[0].slot_bytes(), 320U);
+  EXPECT_EQ(shares[2].slot_bytes(), 60U) << "whole slots, as many to each worker";
+  EXPECT_EQ(shares[3].slot_bytes(), 10U);
+  const ProcessShare last(limits, 4U, 1U, 80U, 10U);
   EXPECT_EQ(last.slot_bytes(), 10U);
+  EXPECT_EQ(limits.in_use().slot_bytes, 320U + 320U + 60U + 10U + 10U);
+}
+
+TEST(ProcessShare, workers_that_are_not_granted_take_no_slots) {
+  ProcessLimits limits({.threads = 1, .engines = 100, .slot_bytes = 1000});
+  const ProcessShare share(limits, 4U, 1U, 80U, 10U);
+  EXPECT_EQ(limits.in_use(), (ProcessNeeds{.threads = 1, .engines = 1, .slot_bytes = 80}));
 }
 
 TEST(ProcessShare, what_ends_is_there_for_others) {
   ProcessLimits limits(few);
   {
-    const ProcessShare all(limits, 4U, 1U, 1000U, 10U);
-    EXPECT_EQ(ProcessShare(limits, 4U, 1U, 1000U, 10U).workers(), 1U);
+    const ProcessShare all(limits, 4U, 1U, 250U, 10U);
+    EXPECT_EQ(ProcessShare(limits, 4U, 1U, 250U, 10U).workers(), 1U);
   }
-  const ProcessShare again(limits, 4U, 1U, 1000U, 10U);
+  const ProcessShare again(limits, 4U, 1U, 250U, 10U);
   EXPECT_EQ(again.workers(), 4U);
   EXPECT_EQ(again.slot_bytes(), 1000U);
 }
 
 TEST(ProcessShare, what_a_user_chose_is_granted_in_full) {
   ProcessLimits limits(few);
-  const ProcessShare all(limits, 4U, 1U, 1000U, 10U);
-  const ProcessShare chosen(limits, 8U, 8U, 2000U, 2000U);
+  const ProcessShare all(limits, 4U, 1U, 250U, 10U);
+  const ProcessShare chosen(limits, 8U, 8U, 250U, 250U);
   EXPECT_EQ(chosen.workers(), 8U);
   EXPECT_EQ(chosen.slot_bytes(), 2000U);
 }
@@ -74,7 +83,7 @@ TEST(ProcessShare, a_child_of_fork_begins_with_nothing_in_use) {
   const ProcessNeeds before = limits.in_use();
   const auto result = support::run_in_child([&]() -> std::string {
     if (limits.in_use() != ProcessNeeds{}) return "what the parent uses counts";
-    const ProcessShare own(limits, 2U, 1U, 4096U, 1U);
+    const ProcessShare own(limits, 2U, 1U, 2048U, 1U);
     return own.workers() == 2 && own.slot_bytes() == 4096 ? "" : "the child gets less";
   });
   EXPECT_TRUE(result.passed()) << result;
@@ -97,9 +106,9 @@ class ProcessShareOfHandle : public ::testing::Test {
     if (!file->direct_reason().empty()) GTEST_SKIP() << file->direct_reason();
   }
 
-  [[nodiscard]] static Handle handle_within(ProcessLimits& limits) {
+  [[nodiscard]] static Handle handle_within(ProcessLimits& limits, unsigned workers = 1) {
     HandleOptions options;
-    options.workers = 1;
+    options.workers = workers;
     Seams seams;
     seams.limits = &limits;
     return make_handle(options, std::move(seams));
@@ -168,6 +177,43 @@ TEST_F(ProcessShareOfHandle, without_slots_of_its_own_a_lane_leaves_it_to_the_wo
   ASSERT_EQ(read(handle, 1), "");
   EXPECT_EQ(limits.in_use(), before);
   EXPECT_EQ(handle.stats().lane_operations, 1U) << "in place";
+}
+
+// Such as the crews of a process with many drives: they go on, each worker with one slot.
+TEST_F(ProcessShareOfHandle, each_worker_has_a_slot_that_counts_and_a_lack_of_more_is_told) {
+  constexpr std::size_t size = 8 * MiB;
+  const std::string large = dir.file("large");
+  support::write_whole_file(large, support::pattern(size, 0, 2));
+  const PinnedBuffer memory(size + 1);
+  std::size_t one = 0;
+  for (const unsigned workers : {1U, 3U}) {
+    ProcessLimits limits({.threads = 100, .engines = 100, .slot_bytes = 0});
+    {
+      Handle handle = handle_within(limits, workers);
+      const auto odd = memory.bytes().last(size);
+      std::ranges::fill(odd, std::byte{0});
+      handle.read(odd, large).wait();
+      EXPECT_EQ(support::pattern_fault(odd, 0, 2), "");
+      if (workers == 1) one = limits.in_use().slot_bytes;
+      EXPECT_GT(one, 0U);
+      EXPECT_EQ(limits.in_use().slot_bytes, workers * one);
+      const std::vector<std::string> reasons = handle.stats().fallback_reasons;
+      const auto tells = [](const std::string& reason) {
+        return reason.find("all the memory for slots it may have") != std::string::npos;
+      };
+      EXPECT_TRUE(std::ranges::any_of(reasons, tells));
+    }
+    EXPECT_EQ(limits.in_use(), ProcessNeeds{});
+  }
+}
+
+TEST_F(ProcessShareOfHandle, threads_that_come_and_go_use_the_same_lane) {
+  ProcessLimits limits({.threads = 100, .engines = 100, .slot_bytes = 100 * MiB});
+  Handle handle = handle_within(limits);
+  ASSERT_EQ(read_on_a_new_thread(handle), "");
+  const unsigned engines = limits.in_use().engines;
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(read_on_a_new_thread(handle), "");
+  EXPECT_EQ(limits.in_use().engines, engines);
 }
 
 TEST_F(ProcessShareOfHandle, inline_slots_count_and_fall_back_to_workers) {

@@ -163,15 +163,12 @@ CrewOptions crew_options(const HandleOptions& options, EngineKind engine, const 
 }
 
 ProcessShare take_share(CrewOptions& crew, const HandleOptions& options, ProcessLimits& limits) {
-  const auto bytes_of = [&](unsigned workers, unsigned slots) {
-    return std::size_t{workers} * slots * crew.mover.slot_block_bytes;
-  };
-  const std::size_t wanted = bytes_of(crew.workers, crew.mover.slots);
+  const std::size_t slot = crew.mover.slot_block_bytes;
+  const std::size_t wanted = crew.mover.slots * slot;
   ProcessShare share(limits, crew.workers, options.workers > 0 ? crew.workers : 1, wanted,
-                     options.slot_bytes > 0 ? wanted : bytes_of(1, 1));
+                     options.slot_bytes > 0 ? wanted : slot);
   crew.workers = share.workers();
-  crew.mover.slots = static_cast<unsigned>(std::clamp<std::size_t>(
-      share.slot_bytes() / crew.workers / crew.mover.slot_block_bytes, 1, crew.mover.slots));
+  crew.mover.slots = static_cast<unsigned>(share.slot_bytes() / crew.workers / slot);
   return share;
 }
 

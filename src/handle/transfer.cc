@@ -294,13 +294,11 @@ void Transfer::release(std::unique_lock<std::mutex>& lock) noexcept {
                             .end = finished_,
                             .error = error_.get()});
   done_.store(true, std::memory_order_release);
-  if (waiters_ > 0) ended_.notify_all();
-  if (listeners_.empty()) {
-    lock.unlock();
-    return;
-  }
+  const bool awaited = waiters_ > 0;
   std::vector<std::function<void()>> listeners = std::move(listeners_);
   lock.unlock();
+  if (awaited) ended_.notify_all();  // whoever completes it keeps it: nobody destroys it here
+  if (listeners.empty()) return;
   // Whoever attends a lane completes operations of others too, one after the other: a listener may
   // want a lock that somebody holds who waits for the next of them.
   const std::shared_ptr<Crew> crew = lane != nullptr ? legs.front().owner.lock() : nullptr;

@@ -109,17 +109,6 @@ bool is_fresh(const Piece& piece, os::System& system) {
   return system.resident(middle_page(piece.memory, piece.bytes)) == 0;
 }
 
-// Whether the drive would handle this memory page by page, judged by one page in its middle: a slot
-// lies in huge pages, and the copy costs less. Page-locked memory has huge pages where there are
-// any. Memory that has no pages yet gets them from the read, huge ones if it can.
-bool is_better_in_slots(const Part& part, std::uint64_t bytes, os::System& system) {
-  if (!part.file->device().prefers_huge_pages || bytes < small_pages_bytes_min) return false;
-  if (!part.file->direct() || part.gpu >= 0) return false;
-  if (memory::find_region({part.memory, bytes}) != nullptr) return false;
-  std::byte* const page = middle_page(part.memory, bytes);
-  return system.huge_bytes(page, page_bytes()) <= 0 && system.resident(page) != 0;
-}
-
 void add_step(Transfer& transfer, const std::shared_ptr<files::OpenFile>& file, std::size_t leg,
               Durability durability) {
   using engines::RequestKind;
@@ -314,6 +303,17 @@ std::shared_ptr<Transfer> new_transfer(Direction direction, const char* verb, co
 }
 
 }  // namespace
+
+// Judged by one page in the middle. A slot lies in huge pages, and the copy costs less. Page-locked
+// memory has huge pages where there are any. Memory that has no pages yet gets them from the read,
+// huge ones if it can.
+bool is_better_in_slots(const Part& part, std::uint64_t bytes, os::System& system) {
+  if (!part.file->device().prefers_huge_pages || bytes < small_pages_bytes_min) return false;
+  if (!part.file->direct() || part.gpu >= 0) return false;
+  if (memory::find_region({part.memory, bytes}) != nullptr) return false;
+  std::byte* const page = middle_page(part.memory, bytes);
+  return system.huge_bytes(page, page_bytes()) <= 0 && system.resident(page) != 0;
+}
 
 // Memory to be written is only read; the engines' requests do not tell the two apart.
 Part part_of(std::span<const std::byte> memory, const File& file, std::uint64_t offset,

@@ -28,6 +28,10 @@ using Fences = std::vector<std::shared_ptr<os::GpuFence>>;
 // range.
 [[nodiscard]] Status check_part(Direction direction, const Part& part);
 
+// Whether the drive would handle `bytes` of memory from the beginning of a part page by page: then
+// they go through slots.
+[[nodiscard]] bool is_better_in_slots(const Part& part, std::uint64_t bytes, os::System& system);
+
 // Fences behind the work that users have queued on the streams of these parts.
 [[nodiscard]] Result<Fences> fences_for(std::span<const Part> parts);
 
