@@ -129,7 +129,9 @@ def _make(into: Path) -> None:
         into.mkdir()
     except FileExistsError as error:
         raise FileExistsError(
-            errno.EEXIST, "there is a snapshot or a folder of that name: choose another", str(into)
+            errno.EEXIST,
+            "a snapshot or a folder of that name exists: choose another name",
+            str(into),
         ) from error
     folder.sync(into.parent)
 
