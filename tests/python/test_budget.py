@@ -201,7 +201,7 @@ def test_trained_weights_stay_before_frozen_ones(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, "half", "50%", None, 1.5])
 def test_what_is_no_number_is_refused(limit):
-    with pytest.raises(ValueError, match=r"a budget of .*: give a number of bytes of at least 1"):
+    with pytest.raises(ValueError, match=r"max_bytes is .*: give a number of bytes of at least 1"):
         tensorferry.MemoryBudget(limit)
 
 

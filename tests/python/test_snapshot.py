@@ -323,7 +323,7 @@ def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
         stdout=subprocess.PIPE,
     ) as process:
         process.stdout.readline()
-        with pytest.raises(OSError, match="reads this snapshot now"):
+        with pytest.raises(OSError, match="is reading this snapshot"):
             tensorferry.snapshot.drop(path, "read")
         run.step()
         run.take(path, keep=1)

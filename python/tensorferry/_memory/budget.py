@@ -31,7 +31,7 @@ class MemoryBudget:
         is_number = isinstance(max_bytes, int) and max_bytes > 0
         if not (is_number or max_bytes == "auto"):
             raise ValueError(
-                f'a budget of {max_bytes!r}: give a number of bytes of at least 1, or "auto"'
+                f'max_bytes is {max_bytes!r}: give a number of bytes of at least 1, or "auto"'
             )
         self._max_bytes = max_bytes
         self._kind: str | None = None  # of the device whose memory it counts
@@ -51,7 +51,7 @@ class MemoryBudget:
         """Returns the part of a new holder, which is empty."""
         if self._kind not in (None, device.type):
             raise ValueError(
-                f"this budget counts memory of the kind {self._kind!r} and was given for memory of "
+                f"this budget counts memory of {self._kind!r} already and cannot count memory of "
                 f"{device}: make a MemoryBudget for each"
             )
         self._kind = device.type

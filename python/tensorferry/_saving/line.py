@@ -82,7 +82,9 @@ class _Line:
             self._unseen = unseen[1:]
         error = unseen[0].tell() if unseen else None
         if error is not None:
-            add_note(error, f"This is the save to {unseen[0].path} in the background. {what_now}")
+            add_note(
+                error, f"The save to {unseen[0].path} in the background raised this. {what_now}"
+            )
             raise error
 
     def first(self) -> Saving | None:
@@ -106,7 +108,11 @@ class _Line:
                 if now != last:
                     last, since = now, time.monotonic()
                 if time.monotonic() - since > _EXIT_LIMIT_SECONDS:
-                    _log.error("gave up the save to %s: nothing moves any more", saving.path)
+                    _log.error(
+                        "gave up the save to %s: no byte has moved for %d s",
+                        saving.path,
+                        _EXIT_LIMIT_SECONDS,
+                    )
                     break
                 with contextlib.suppress(TimeoutError):
                     saving.wait_for_end(_LOOK_SECONDS)

@@ -103,7 +103,7 @@ def save(
     if not isinstance(path, (str, os.PathLike)):
         if not wait:
             raise TypeError(f"wait=False needs a path, not a {type(path).__name__}")
-        _log.info("save to a %s with torch.save: it is no path", type(path).__name__)
+        _log.info("torch.save saves to a %s: tensorferry saves to paths", type(path).__name__)
         torch.save(obj, path, pickle_module, pickle_protocol)
         return None
     name = os.fspath(path)
@@ -162,15 +162,15 @@ def load(
         mmap = config.load.mmap
     try:
         if not isinstance(path, (str, os.PathLike)):
-            raise NotOurs("it is no path")
+            raise NotOurs("it is not a path")
         if mmap:
-            raise NotOurs("it is to be mapped")
+            raise NotOurs("mmap=True wants it mapped")
         name = os.fspath(path)
         if _is_safetensors(name, format):
             return load_safetensors_file(name, map_location, verify, progress)
         return load_torch_file(name, map_location, verify, progress, **options)
     except NotOurs as reason:
-        _log.info("load %s with torch.load: %s", path, reason)
+        _log.info("torch.load loads %s: %s", path, reason)
     return torch.load(path, map_location=map_location, mmap=mmap, **options)
 
 

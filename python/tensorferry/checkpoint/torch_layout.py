@@ -52,7 +52,7 @@ class TorchLayout:
         self._path = path
         self.bytes = os.fstat(descriptor).st_size
         if self.read(0, 4) != b"PK\3\4":
-            raise NotOurs("it is no zip archive, but torch's older format or another one")
+            raise NotOurs("it is not a zip archive, but torch's older format or another one")
         try:
             records = read_directory(self.read, self.bytes)
         except BadArchive as problem:
@@ -77,7 +77,7 @@ class TorchLayout:
         return read_bytes(self._descriptor, offset, count)
 
     def data(self, name: str) -> bytes:
-        """Returns the bytes of a small record, "data.pkl", if they have their checksum."""
+        """Returns the bytes of a small record, "data.pkl", if they match their checksum."""
         record = self._by_name[self._folder + name]
         if not record.stored:
             raise NotOurs(f"its record {name} is compressed")
@@ -171,4 +171,4 @@ def damaged(path: str, what: str, offset: int, length: int | None = None) -> OSE
 
 
 def wrong_checksum(path: str, name: str, offset: int, length: int) -> OSError:
-    return damaged(path, f"the bytes of {name} do not have their checksum", offset, length)
+    return damaged(path, f"the bytes of {name} do not match their checksum", offset, length)

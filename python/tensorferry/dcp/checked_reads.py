@@ -33,7 +33,7 @@ _Reading = tuple[CheckedRead, torch.Tensor]
 def carry_out_checked(
     source: SafetensorsFile, reads: Iterable[CheckedRead], passed: Callable[[int], object]
 ) -> None:
-    """Carries out reads. Raises OSError (EBADMSG) if bytes do not have their checksum.
+    """Carries out reads. Raises OSError (EBADMSG) if bytes do not match their checksum.
 
     Calls `passed` with how many bytes have been read since its last call.
     """

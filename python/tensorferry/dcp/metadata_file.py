@@ -48,7 +48,7 @@ _CLASSES["torch", "Size"] = torch.Size
 def _layout(name: str) -> torch.layout:
     found = vars(torch)[name.removeprefix("torch.")]
     if not isinstance(found, torch.layout):
-        raise ValueError(f"{name} is no layout")
+        raise ValueError(f"{name} is not a layout")
     return found
 
 
@@ -91,7 +91,7 @@ def load_metadata(path: str) -> formats.Metadata:
         data = file.read()
     trailer = _TRAILER.search(data, max(0, len(data) - 64))
     if trailer and crc32(data[: trailer.start()]) != int(trailer[1], 16):
-        raise damaged(path, "the metadata do not have their checksum", 0, trailer.start())
+        raise damaged(path, "the metadata do not match their checksum", 0, trailer.start())
     try:
         metadata = _Unpickler(io.BytesIO(data)).load()
         problem = _problem(metadata)

@@ -41,7 +41,7 @@ class Reader(CheckpointFolder, StorageReader):  # type: ignore[misc]  # mypy kno
     Writer from 1 MiB on with those of their pieces: a difference raises OSError (EBADMSG) with the
     path, the tensor and the offset. Other parts of items have no checksum.
 
-    The metadata file is a pickle, and so are the objects that are no tensors. The metadata makes
+    The metadata file is a pickle, and so are objects that are not tensors. The metadata makes
     objects of a few harmless classes, and nothing else. Objects are loaded as
     torch.load(weights_only=True) does; `weights_only=False` loads any object, and runs what a
     hostile file says.
@@ -213,7 +213,7 @@ class Reader(CheckpointFolder, StorageReader):  # type: ignore[misc]  # mypy kno
             loaded = torch.load(data, weights_only=True)
         except pickle.UnpicklingError as error:
             raise pickle.UnpicklingError(
-                f"{item.path}: {item.name} is no tensor and needs more than weights_only=True "
+                f"{item.path}: {item.name} is not a tensor and needs more than weights_only=True "
                 "allows. If you trust the file, load it with Reader(path, weights_only=False), or "
                 f"allow its classes with torch.serialization.add_safe_globals. {error}"
             ) from None

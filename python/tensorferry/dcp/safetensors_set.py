@@ -114,7 +114,7 @@ def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, in
         name = item.index.fqn
         if item.tensor_data is None:
             raise ValueError(
-                f"{name} is no tensor, and the files of Hugging Face have nothing else: save it "
+                f"{name} is not a tensor, and the files of Hugging Face hold only tensors: save it "
                 "elsewhere"
             )
         if item.tensor_data.properties.dtype not in _NAMES:

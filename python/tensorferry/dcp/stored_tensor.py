@@ -106,7 +106,7 @@ def find_tensor(read: Read, item_bytes: int, verify: bool) -> StoredTensor | Non
             raise _Unknown
         data = read(_data_offset(record, read), record.size)
         if verify and has_crcs and crc32(data) != record.crc:
-            raise BadArchive(f"{record.name} does not have its checksum", record.header_offset)
+            raise BadArchive(f"{record.name} does not match its checksum", record.header_offset)
         return data
 
     try:
@@ -120,11 +120,15 @@ def find_tensor(read: Read, item_bytes: int, verify: bool) -> StoredTensor | Non
     if offset is None or storage.name.rpartition("/")[2] != described.record:
         return None
     if storage.size != described.bytes:
-        raise BadArchive(f"{storage.name} has not the size of its tensor", storage.header_offset)
+        raise BadArchive(
+            f"{storage.name} does not have the size of its tensor", storage.header_offset
+        )
     crc = storage.crc if has_crcs else None
     pieces = by_name.get(RECORD)
     if pieces is not None and pieces.size != 4 * piece_count(storage.size):
-        raise BadArchive(f"{pieces.name} has not the size of its tensor", pieces.header_offset)
+        raise BadArchive(
+            f"{pieces.name} does not have the size of its tensor", pieces.header_offset
+        )
     return described._replace(record=storage.name, offset=offset, crc=crc, pieces=pieces)
 
 
@@ -135,7 +139,7 @@ def piece_checksums(stored: StoredTensor, read: Read) -> tuple[int, ...] | None:
     data = read(_data_offset(stored.pieces, read), stored.pieces.size)
     if crc32(data) != stored.pieces.crc:
         name = stored.pieces.name
-        raise BadArchive(f"{name} does not have its checksum", stored.pieces.header_offset)
+        raise BadArchive(f"{name} does not match its checksum", stored.pieces.header_offset)
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
@@ -196,7 +200,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _natural(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value
 
 

@@ -181,7 +181,7 @@ def _text(left: Checkpoint, right: Checkpoint, found: list[Difference]) -> str:
         lines.append(f"Equal, bit by bit: {plural(len(names), 'tensor')}, {total}.")
     objects = sorted({one.name for one in (*left.objects, *right.objects)})
     if objects:
-        lines.append(f"Objects that are no tensors were not compared: {', '.join(objects)}.")
+        lines.append(f"Objects that are not tensors were not compared: {', '.join(objects)}.")
     return "\n".join(lines)
 
 

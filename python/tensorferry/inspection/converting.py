@@ -67,7 +67,7 @@ def _format_named(target: str) -> str:
     if target.endswith(_TORCH_ENDINGS):
         return "torch"
     if target.endswith(".index.json"):
-        raise Unusable(f"{target}: we write no sets of files; give a name.safetensors")
+        raise Unusable(f"{target}: convert writes one file, not a set; give a name.safetensors")
     if os.path.isdir(target) or target.endswith("/") or not os.path.splitext(target)[1]:
         return "dcp"
     raise Unusable(

@@ -52,7 +52,7 @@ def open_safetensors_folder(path: str) -> Checkpoint:
     try:
         metadata = read_set(path)
     except _WRONG_KINDS as error:
-        raise Unusable(f"{path}: its safetensors files do not go together: {error}") from None
+        raise Unusable(f"{path}: its safetensors files do not belong together: {error}") from None
     found = Checkpoint(path, "safetensors", [], functools.partial(_checks, path, [metadata]))
     _add(found, metadata, "")
     return found
@@ -78,7 +78,9 @@ def _tensor(
     dtype = str(described.properties.dtype).removeprefix("torch.")
     kind = kind_of_torch(dtype)
     if kind is None:
-        raise Unusable(f"{items.folder}: {name} is of {dtype}, which we do not read")
+        raise Unusable(
+            f"{items.folder}: {name} has the dtype {dtype}, which this command does not read"
+        )
     shape = tuple(described.size)
     pieces, checksum, elements = [], None, 0
     for chunk in described.chunks:
@@ -164,7 +166,7 @@ class _Items:
         except BadArchive as problem:
             raise damaged(path, f"{name}: {problem}", place.offset + problem.offset) from None
         if stored is None:
-            raise Unusable(f"{path}: {name} is no ordinary tensor: load it with torch")
+            raise Unusable(f"{path}: {name} is not an ordinary tensor: load it with torch")
         return stored
 
 

@@ -17,7 +17,7 @@ _OLD_TORCH_FILES = (b"\x80\x02", b"\x80\x03", b"\x80\x04")
 def open_checkpoint(path: str) -> Checkpoint:
     """Opens a file, or a folder. Reads no tensors.
 
-    Raises Unusable if it is no checkpoint, and OSError if it is damaged or cannot be read.
+    Raises Unusable if it is not a checkpoint, and OSError if it is damaged or cannot be read.
     """
     if os.path.isdir(path):
         return _open_folder(path)
@@ -33,11 +33,11 @@ def open_checkpoint(path: str) -> Checkpoint:
         return open_safetensors(path, path)
     if start[:2] in _OLD_TORCH_FILES:
         raise Unusable(
-            f"{path}: is a pickle, of a version of torch before 1.6 perhaps: load it with "
+            f"{path}: is a pickle, perhaps of a torch before 1.6: load it with "
             "torch.load and save it again"
         )
     raise Unusable(
-        f"{path}: is no checkpoint that we know: give a safetensors file, its index, a file of "
+        f"{path}: is not a checkpoint that we know: give a safetensors file, its index, a file of "
         "torch.save, or a folder of torch.distributed.checkpoint"
     )
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
     except MemoryError:
-        print(f"{command}: there is too little memory", file=sys.stderr)
+        print(f"{command}: not enough memory", file=sys.stderr)
     except ModuleNotFoundError as error:
         hint = f"{error.name} is missing: install it with `{sys.executable} -m pip install torch`"
         print(f"{command}: {hint}", file=sys.stderr)

@@ -82,7 +82,7 @@ def dense(piece: Piece) -> bool:
 
 
 class StoredObject(NamedTuple):
-    """Something in a checkpoint that is no tensor."""
+    """Something in a checkpoint that is not a tensor."""
 
     name: str
     kind: str  # "int", "a sparse tensor"

@@ -33,7 +33,7 @@ def open_torch_file(path: str) -> Checkpoint:
         layout = TorchLayout(descriptor, path)
         data = layout.data("data.pkl")
         if not layout.known:
-            raise NotOurs("another program than torch has laid it out")
+            raise NotOurs("a program other than torch has laid it out")
     except NotOurs as reason:
         raise Unusable(
             f"{path}: {reason}: load it with torch.load and save it with torch.save"
@@ -139,7 +139,7 @@ class _Kind(str):
 
 def _natural(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value
 
 
@@ -228,7 +228,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, identity: Any) -> Any:
         what, kind, key, _, count = identity
         if what != "storage" or not isinstance(key, str):
-            raise ValueError("it refers to something that is no storage")
+            raise ValueError("it refers to something that is not a storage")
         if not isinstance(kind, _Kind):  # quantized
             return _foreign("torch", "Storage")()
         return _Storage(key, _natural(count) * bits_of(kind) // 8, str(kind))
@@ -244,7 +244,7 @@ def _unpickled(path: str, data: bytes) -> Any:
 
 
 def _leaves(path: str, root: Any, pickle_bytes: int) -> Iterator[tuple[str, Any]]:
-    """All that is no dict, list or tuple, by the keys that lead to it, joined by dots."""
+    """All that is not a dict, list or tuple, by the keys that lead to it, joined by dots."""
     left = pickle_bytes + _NODES_MAX
 
     def visit(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -43,5 +43,5 @@ def _files(index: str) -> list[str]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise Unusable(
-        f"{index}: is no index: it needs a weight_map from tensors to names of files beside it"
+        f"{index}: is not an index: it needs a weight_map from tensors to names of files beside it"
     )

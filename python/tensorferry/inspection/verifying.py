@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 def verify(paths: Sequence[str], as_json: bool) -> tuple[int, Any]:
     """Returns the exit status, and what to print: a text, or an object for JSON."""
-    # First all are opened: something that is no checkpoint is found before hours of reading.
+    # First all are opened: something that is not a checkpoint is found before hours of reading.
     opened = [_opened(path) for path in paths]
     verdicts = [_verify(path, one) for path, one in zip(paths, opened)]
     status = 1 if any(verdict.damages for verdict in verdicts) else 0
@@ -136,7 +136,7 @@ def _text(verdict: Verdict) -> str:
             f"{path}: has no checksums: {size_text(without)} were read {took}, and nothing was "
             "compared"
         )
-    text = f"{path}: sound: {checked} have their checksums, read {took}"
+    text = f"{path}: sound: {checked} match their checksums, read {took}"
     return text + (f"; {size_text(without)} have no checksum and were only read" if without else "")
 
 

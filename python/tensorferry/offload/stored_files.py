@@ -86,7 +86,9 @@ class StoredFiles:
         tensor = self.tensors[name]
         dtype = torch_dtype(tensor.dtype)
         if dtype is None or tensor.dtype == PAIRED:
-            raise ValueError(f"{name} is of {tensor.dtype}, which cannot be used as it lies")
+            raise ValueError(
+                f"{name} has the dtype {tensor.dtype}, which torch cannot compute with"
+            )
         size = torch.Size(tensor.shape)
         stride = torch.empty(size, device="meta").stride()
         stretches = tensor.stretches()
@@ -95,7 +97,7 @@ class StoredFiles:
             return Stored(dtype, size, stride, places)
         if len(tensor.pieces) != 1:
             raise ValueError(
-                f"{name} is cut into {len(tensor.pieces)} parts that are no whole rows: convert "
+                f"{name} is cut into {len(tensor.pieces)} parts that are not whole rows: convert "
                 "the checkpoint with `tensorferry checkpoint convert`"
             )
         (piece,) = tensor.pieces

@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise KeyError("format")
         version, crc, content = whole["version"], whole["crc32"], whole["content"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"{path} is damaged or no part of a snapshot: use another one") from error
+        raise Unusable(f"{path} is damaged, or not part of a snapshot: use another one") from error
     if version != VERSION:
         raise Unusable(
             f"{path} has format {version}, and this tensorferry reads {VERSION}: use the "
@@ -146,7 +146,7 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
         }
         return Manifest(content["rank"], content["ranks"], content["layouts"], spaces)
     except (KeyError, TypeError, ValueError) as error:
-        raise Unusable(f"{path} is no manifest of a snapshot: use another snapshot") from error
+        raise Unusable(f"{path} is not the manifest of a snapshot: use another snapshot") from error
 
 
 def sync(folder: Path) -> None:
@@ -171,8 +171,8 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise OSError(
                 errno.EBUSY,
-                "another process takes or drops a snapshot there now: try again, and give each run "
-                "a folder of its own",
+                "another process is taking or dropping a snapshot there: try again, and give each "
+                "run a folder of its own",
                 str(path),
             ) from error
         yield
@@ -274,7 +274,7 @@ def drop(path: Path, name: str) -> None:
     with locked(path):
         snapshot = existing(path, name)
         if is_in_use(snapshot):
-            raise OSError(errno.EBUSY, "another process reads this snapshot now", snapshot.path)
+            raise OSError(errno.EBUSY, "another process is reading this snapshot", snapshot.path)
         uncommit(snapshot)
         remove_rest(Path(snapshot.path))
         trim(path)

@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> tuple[Any, str]:
     path = arguments.path
     if arguments.command == "list":
         if not Path(path).is_dir():
-            raise Unusable(f"{path} is no folder of snapshots")
+            raise Unusable(f"{path} is not a folder of snapshots")
         found = find(path)
         return {"snapshots": [asdict(one) for one in found]}, _table(found)
     if arguments.command == "verify":

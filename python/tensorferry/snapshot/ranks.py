@@ -46,7 +46,7 @@ def all_or_none(what: str) -> Iterator[None]:
         failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
         if failed and failure is None:
             rank, text = failed[0]
-            raise RuntimeError(f"{what} has failed on rank {rank}: {text}")
+            raise RuntimeError(f"rank {rank} failed {what}: {text}")
     if failure is not None:
         raise failure
 

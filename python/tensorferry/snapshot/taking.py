@@ -126,7 +126,7 @@ def _make(path: Path, older: list[Snapshot], name: str | None) -> tuple[int, str
         number += 1  # a damaged snapshot, or what somebody else keeps there
     own_name = name or _usual_name(number)
     if not folder.is_free(path / own_name):
-        hint = "there is a snapshot or a folder of that name: choose another"
+        hint = "a snapshot or a folder of that name exists: choose another name"
         raise FileExistsError(errno.EEXIST, hint, str(path / own_name))
     (path / own_name).mkdir(exist_ok=True)
     folder.sync(path)

@@ -79,7 +79,7 @@ class SavedCache:
         with open(os.path.join(path, _FACTS)) as file:
             facts = json.load(file)
         if facts.get("format") != _FORMAT:
-            raise ValueError(f"{path} is no cache that this version of tensorferry can read")
+            raise ValueError(f"{path} is not a cache that this version of tensorferry can read")
         if facts["model"] != _digest(model):
             raise ValueError(
                 f"{path} was computed by another model: its configuration or its weights differ"
