@@ -106,7 +106,7 @@ soak: ## The long versions of the tests of faults and lifetimes (a quarter of an
 	@$(SETUP) venv test
 	@$(build_all)
 	@TENSORFERRY_SOAK=1 ctest --preset release -j $(JOBS) -L fault
-	@TENSORFERRY_SOAK=1 $(PYTEST) tests/python/test_lifetime.py
+	@TENSORFERRY_SOAK=1 $(PYTEST) tests/python/test_lifetime.py tests/python/test_snapshot_kills.py
 
 bench: ## Measure this machine and write a report (ARGS=... goes to tensorferry bench)
 	@$(SETUP) packages build

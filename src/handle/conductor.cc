@@ -382,8 +382,10 @@ Status Conductor::transfer_now(Direction direction, Part&& part, Durability dura
     }
     if (auto done = inline_mover_.try_transfer(direction, part, fence, durability)) {
       if (by_class) [[unlikely]] {
+        // What a sync takes is no sign that the background is in the way.
+        const std::uint64_t judged = durability == Durability::none ? part.bytes : 0;
         Governor::of(part.file->device().number)
-            .ended(chosen, direction, part.bytes, begin, Operation::Clock::now());
+            .ended(chosen, direction, judged, begin, Operation::Clock::now());
       }
       return *done;
     }

@@ -82,7 +82,8 @@ class Governor {
   void background_begins(std::uint64_t bytes) noexcept { under_way_.fetch_add(bytes); }
   void background_ends(std::uint64_t bytes) noexcept { under_way_.fetch_sub(bytes); }
 
-  // A request of this class begins, or has ended after so long.
+  // A request of this class begins, or has ended after so long. One with 0 bytes, such as a sync,
+  // says nothing of what others suffer.
   void begins(Priority priority, Clock::time_point now) noexcept;
   void ended(Priority priority, Direction direction, std::uint64_t bytes, Clock::time_point begin,
              Clock::time_point now) noexcept;

@@ -10,6 +10,7 @@
 #include "handle/governor.h"
 #include "handle/handle_fixture.h"
 #include "support/child.h"
+#include "support/faulty_system.h"
 
 namespace tensorferry::handle {
 namespace {
@@ -307,6 +308,28 @@ TEST_F(Classes, small_operations_in_the_background_are_queued) {
   EXPECT_EQ(handle.stats().lane_operations, 0U);
   handle.read_now(memory.bytes(), *file, 0, {}, urgent);
   EXPECT_EQ(handle.stats().inline_operations, 1U);
+}
+
+TEST_F(Classes, the_background_is_not_blamed_for_what_a_sync_takes) {
+  support::FaultySystem system;
+  Seams seams;
+  seams.system = &system;
+  Handle handle = make_handle({.engine = EngineKind::threads}, seams);
+  const File target = files::open(system, dir.file("target"), Access::write);
+  Governor& governor = Governor::of(device_of(dir.path()).number);
+  Memory memory(block);
+  const auto write = [&] {
+    handle.write_now(memory.bytes(), target, 0, Durability::data, {}, urgent);
+  };
+  for (int i = 0; i < 5; ++i) write();
+  system.add(
+      {.call = support::Call::fdatasync, .times = support::SystemRule::always, .delay = 100ms});
+  governor.background_begins(MiB);
+  const std::uint64_t before = governor.limit(Clock::now());
+  for (int i = 0; i < 3; ++i) write();
+  EXPECT_EQ(governor.limit(Clock::now()), before);
+  governor.background_ends(MiB);
+  EXPECT_EQ(handle.stats().inline_operations, 8U);
 }
 
 // --- Rates of handles and classes --------------------------------------------------------------

@@ -5,6 +5,8 @@ import os
 import pickle
 import random
 import re
+import threading
+import types
 import zipfile
 import zlib
 
@@ -12,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tensorferry
 import torch.distributed.checkpoint as dcp
 from tensorferry._core import PieceChecksums
 from tensorferry.dcp import Reader, Writer, verify
@@ -539,3 +542,30 @@ def test_any_flipped_bit_raises_or_changes_nothing(tmp_path):
                 assert_same(state, loaded)
         path.write_bytes(data)
     assert_same(state, load(blank(state), tmp_path))
+
+
+def test_what_nobody_waits_for_is_in_the_background(tmp_path, monkeypatch):
+    from tensorferry.dcp import writer
+
+    chosen = []
+
+    class Scope(tensorferry.PriorityScope):
+        def __init__(self, priority):
+            super().__init__(priority)
+            chosen.append(priority)
+
+    def save(**options):
+        state = {"weight": torch.zeros(3)}
+        dcp.save(state, storage_writer=Writer(tmp_path, **options), no_dist=True)
+
+    monkeypatch.setattr(writer, "PriorityScope", Scope)
+    save()
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    daemon = types.SimpleNamespace(daemon=True)  # of async_save() with processes
+    monkeypatch.setattr(writer, "current_process", lambda: daemon)
+    save()
+    assert chosen == ["normal", "background", "background"]
+    save(priority="urgent")
+    assert chosen[-1] == "urgent"

@@ -126,7 +126,7 @@ def train(folder, dies, accumulate=ACCUMULATE):
 """
 
 LIGHTNING = """
-import logging, warnings
+import logging, torch, warnings
 warnings.simplefilter("ignore")
 import pytorch_lightning as lightning
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)

@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from multiprocessing import current_process
 from typing import Any, Literal
 
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -63,8 +64,8 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
     Face's programs read them: every rank writes its shards to their places. Such a checkpoint has
     tensors alone. `fqn_to_index_mapping` says which file a tensor goes to, from 1 on.
 
-    `priority` is that of its writes: "background" for async_save(), which saves on a thread of its
-    own, and "normal" otherwise, unless you name one.
+    `priority` is that of its writes: "background" for async_save(), which saves on a thread or in a
+    process of its own, and "normal" on the main thread, unless you name one.
 
     The other options are those of torch's FileSystemWriter and have no effect: every file is
     synced, and one thread keeps the drive busy.
@@ -252,8 +253,9 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
 
 
 def _usual_priority() -> Priority:
-    """Nobody waits for a thread that async_save() has started."""
-    return "normal" if threading.current_thread() is threading.main_thread() else "background"
+    """Nobody waits for a thread that async_save() has started, or for its daemon."""
+    waited_for = threading.current_thread() is threading.main_thread()
+    return "normal" if waited_for and not current_process().daemon else "background"
 
 
 def _as_planned(frame: TensorFrame, item: WriteItem) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -23,10 +24,21 @@ def set_random_states(states: dict[str, Any]) -> None:
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    _set_gpu_states(states.get("cuda", []))
     if "numpy" in states:
         import numpy
 
         kind, keys, *rest = states["numpy"]
         numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+
+
+def _set_gpu_states(saved: list[torch.Tensor]) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if saved and len(saved) != count:
+        warnings.warn(
+            f"the snapshot has the random states of {len(saved)} GPUs, and this process has "
+            f"{count}: those that both have go on, random numbers of the others will differ",
+            stacklevel=2,
+        )
+    for number, state in enumerate(saved[:count]):
+        torch.cuda.set_rng_state(state, number)
