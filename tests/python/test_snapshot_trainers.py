@@ -126,13 +126,15 @@ def train(folder, dies, accumulate=ACCUMULATE):
 """
 
 LIGHTNING = """
-import logging, warnings
+import logging, torch, warnings
 warnings.simplefilter("ignore")
 import pytorch_lightning as lightning
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
 class Rows(torch.utils.data.IterableDataset):
     begin = 0  # the callback sets it before the first row is asked for
+    def __len__(self):  # else Lightning asks for the first row before it calls the callback
+        return STEPS
     def __iter__(self):
         for number in range(self.begin, STEPS):
             yield torch.randn(4, 16, generator=torch.Generator().manual_seed(number))
