@@ -66,8 +66,8 @@ def _with_weight(layer: Any, weight: torch.Tensor) -> Any:
     """The same layer over a base layer with this weight, which peft may merge into."""
     base, changed = copy.copy(layer.get_base_layer()), copy.copy(layer)
     base._parameters = base._parameters | {"weight": torch.nn.Parameter(weight, False)}
-    changed._modules = changed._modules | {"base_layer": base}
-    changed.merged_adapters = []
+    children = dict(layer.named_children()) | {"base_layer": base}
+    vars(changed).update(_modules=children, merged_adapters=[])
     return changed
 
 
