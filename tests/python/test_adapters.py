@@ -138,6 +138,34 @@ def equal_files(mine, theirs):
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A model whose first and last layer share their weight."""
+    path = tmp_path_factory.mktemp("tied")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_merged_adapters_change_all_layers_that_share_a_weight(tmp_path, tied, targets):
+    def adapted(model):
+        torch.manual_seed(3)
+        config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+        return peft.get_peft_model(model, config)
+
+    model = adapted(from_pretrained(tied, 160 << 10, keep_bytes=512))
+    save_merged(model, tmp_path / "ours")
+    weights_of(model.get_base_model()).close()
+    expected = adapted(transformers.LlamaForCausalLM.from_pretrained(tied))
+    expected.merge_and_unload().save_pretrained(tmp_path / "theirs")
+    equal_files(tmp_path / "ours", tmp_path / "theirs")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("targets", [["q_proj", "down_proj"], ["embed_tokens", "lm_head"]])
 def test_adapters_are_merged_while_the_weights_stay_in_their_files(
@@ -172,18 +200,27 @@ def test_adapters_are_merged_while_the_weights_stay_in_their_files(
 
 @pytest.mark.parametrize(
     "options, what",
-    [(dict(use_dora=True), "DoRA"), (dict(modules_to_save=["lm_head"]), "ModulesToSaveWrapper")],
+    [
+        (dict(use_dora=True), "DoRA"),
+        (dict(modules_to_save=["norm"]), "ModulesToSaveWrapper"),
+        (dict(target_parameters=["layers.1.self_attn.q_proj.weight"]), "ParamWrapper"),
+    ],
 )
 def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, folder, options, what):
     base = from_pretrained(folder, 160 << 10)
-    if "use_dora" in options:
-        with weights_of(base).gather():  # peft computes norms of the weights
-            model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], **options))
-    else:
-        model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], **options))
+    config = peft.LoraConfig(target_modules=["o_proj"], **options)
+    with weights_of(base).gather():  # for DoRA, peft computes norms of the weights
+        model = peft.get_peft_model(base, config)
     with pytest.raises(ValueError, match=what):
         save_merged(model, tmp_path / "no")
     assert not (tmp_path / "no").exists()
+    weights_of(base).close()
+
+
+def test_a_copy_of_a_module_whose_weights_are_in_files_is_refused(folder):
+    base = from_pretrained(folder, 160 << 10, keep_bytes=512)
+    with pytest.raises(TypeError, match=r"NVMe cannot be copied: call close\(restore=True\)"):
+        peft.get_peft_model(base, peft.LoraConfig(modules_to_save=["lm_head"]))
     weights_of(base).close()
 
 

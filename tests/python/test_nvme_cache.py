@@ -1,9 +1,12 @@
 """tensorferry.transformers.NvmeCache: keys and values on the drive, with the bits of
 DynamicCache."""
 
+import contextlib
 import copy
 import errno
 import os
+import resource
+import signal
 import subprocess
 
 import pytest
@@ -185,6 +188,53 @@ except OSError as error:
 """
     done = subprocess.run([*WARM_PYTHON, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == str(errno.EFBIG), done.stdout + done.stderr
+
+
+@contextlib.contextmanager
+def full_drive():
+    """Writes behind the first bytes of a file fail."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_after_a_write_that_failed_each_use_raises(tmp_path):
+    """Whoever catches the error and goes on must not get other numbers."""
+    model = llama()
+    caches = [NvmeCache(model.config, tmp_path, layers(2, 700)), DynamicCache()]
+    with torch.no_grad():
+        for cache in caches:
+            model(tokens(100), past_key_values=cache)
+        failed = 0
+        for seed in range(6):
+            given = tokens(90, seed=seed)
+            wanted = model(given, past_key_values=caches[1]).logits
+            with full_drive() if seed == 1 else contextlib.nullcontext():
+                try:
+                    found = model(given, past_key_values=caches[0]).logits
+                except OSError as error:
+                    assert error.errno == errno.EFBIG and not failed
+                    failed = 1
+                except RuntimeError as error:
+                    assert failed and "has failed" in str(error) and "make a new one" in str(error)
+                    failed += 1
+                else:
+                    assert torch.equal(found, wanted)
+        assert failed > 3
+        for use in (
+            lambda: caches[0].layers[0].keys,
+            lambda: caches[0].crop(-10),
+            lambda: caches[0].reorder_cache(torch.tensor([0, 0])),
+            lambda: caches[0].save(tmp_path / "saved", model, tokens(1000)),
+        ):
+            with pytest.raises(RuntimeError, match="an earlier step of this NvmeCache has failed"):
+                use()
+    caches[0].close()
 
 
 # --- saved ---

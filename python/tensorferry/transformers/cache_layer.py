@@ -37,8 +37,7 @@ class NvmeLayer(CacheLayerMixin):
         """Returns copies of keys and values; None for each before the first tokens."""
         if self._states is None:
             return [None, None]
-        self._memory.bring(self._states, self._states.length)
-        return [view.clone() for view in self._states.views()]
+        return [view.clone() for view in self._memory.views(self._states)]
 
     @property
     def states(self) -> States | None:
@@ -98,7 +97,7 @@ class NvmeLayer(CacheLayerMixin):
                 "remove from the end"
             )
         if self._states is not None and tokens_to_remove:
-            self._states.crop(max(self._states.length + tokens_to_remove, 0))
+            self._memory.crop(self._states, max(self._states.length + tokens_to_remove, 0))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self._select(beam_idx)
@@ -121,9 +120,9 @@ class NvmeLayer(CacheLayerMixin):
             indices = batch[indices]
         if torch.equal(indices, batch):
             return
-        self._memory.bring(states, states.length)
+        views = self._memory.views(states)
         indices = indices.to(states.device)
-        self._memory.replace(states, [view.index_select(0, indices) for view in states.views()])
+        self._memory.replace(states, [view.index_select(0, indices) for view in views])
 
     def offload(self) -> NoReturn:
         raise RuntimeError("NvmeCache moves its layers itself: offload() is not supported")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from .._core import Handle
@@ -38,8 +41,23 @@ class CacheMemory:
         self._ahead: set[States] = set()  # read ahead, and not used since
         self._staying: set[States] = set()
         self._planned: tuple[int, ...] = ()  # bytes of each layer when it was decided who stays
+        self._failure = ""  # of a step that has left the layers with different tokens
 
     # --- layers ---
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Inside, layers change or move. After an error there, all that follows raises."""
+        if self._failure:
+            raise RuntimeError(
+                f"an earlier step of this NvmeCache has failed ({self._failure}), and its layers "
+                "may have different tokens: make a new one"
+            )
+        try:
+            yield
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
 
     def open(self, number: int, keys: torch.Tensor, values: torch.Tensor) -> States:
         """Makes the states of a layer, whose keys and values are like these."""
@@ -57,13 +75,25 @@ class CacheMemory:
 
     def add(self, states: States, new: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """Adds tokens to a layer. Returns all its keys and values."""
-        self.bring(states, states.length + new[0].shape[2] + 1)  # and the next token
-        states.append(new)
-        if states not in self._staying:
-            states.flush()
-        return states.views()
+        with self._step():
+            self._bring(states, states.length + new[0].shape[2] + 1)  # and the next token
+            states.append(new)
+            if states not in self._staying:
+                states.flush()
+            return states.views()
 
-    def bring(self, states: States, tokens: int) -> None:
+    def views(self, states: States) -> list[torch.Tensor]:
+        """Returns all keys and values of a layer."""
+        with self._step():
+            self._bring(states, states.length)
+            return states.views()
+
+    def crop(self, states: States, length: int) -> None:
+        """Keeps so many tokens of a layer, the first ones."""
+        with self._step():
+            states.crop(length)
+
+    def _bring(self, states: States, tokens: int) -> None:
         """Brings the tokens of a layer into memory, with room for so many, and starts to read the
         next layers."""
         self._ahead.discard(states)
@@ -82,10 +112,11 @@ class CacheMemory:
         """Gives a layer other keys and values."""
         capacity = states.capacity_for(new[0].shape[2] + 1)
         nbytes = states.bytes_for(capacity) // states.batch * new[0].shape[0]
-        states.forget()
-        states.replace(new, self._take_bytes(states, nbytes), capacity)
-        if states not in self._staying:
-            states.flush()
+        with self._step():
+            states.forget()
+            states.replace(new, self._take_bytes(states, nbytes), capacity)
+            if states not in self._staying:
+                states.flush()
 
     def _grow(self, states: States, capacity: int) -> None:
         memory = self._try(states, states.bytes_for(capacity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -210,7 +211,8 @@ class States:
 
     def forget(self) -> None:
         """Forgets all tokens."""
-        self.wait_written()
+        with contextlib.suppress(OSError):  # nobody reads what they wrote
+            self.wait_written()
         self._reads = []
         if self._file_tokens:
             self._file.give_back(self._region, self.bytes_for(self._file_tokens))
@@ -224,10 +226,17 @@ class States:
         return blocks <= self.written and all(write.done() for write in self._writes)
 
     def wait_written(self) -> None:
-        """Waits for writes, which hold the memory that they come from."""
-        writes, self._writes = self._writes, []
-        for write in writes:
-            write.wait()
+        """Waits for writes, which hold the memory that they come from. After one that failed,
+        nothing that was computed counts as written."""
+        failure = None
+        while self._writes:
+            try:
+                self._writes[-1].wait()
+            except OSError as error:
+                failure, self.written = error, self.saved_tokens
+            self._writes.pop()
+        if failure is not None:
+            raise failure
 
     def hold(self, saved: tuple[Saved, ...], length: int) -> None:
         """Takes the tokens that somebody has saved."""
@@ -249,8 +258,8 @@ class States:
         memory, which has all of it."""
         self.wait_written()
         old = (self._region, self._file_tokens)
-        self._file_tokens = max(_FILE_TOKENS, 4 * tokens) // self.block * self.block
-        self._region = self._file.take(self.bytes_for(self._file_tokens))
+        more = max(_FILE_TOKENS, 4 * tokens) // self.block * self.block
+        self._region, self._file_tokens = self._file.take(self.bytes_for(more)), more
         if old[1]:
             self._file.give_back(old[0], self.bytes_for(old[1]))
         self.written = self.saved_tokens
