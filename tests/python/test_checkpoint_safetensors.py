@@ -1,7 +1,9 @@
 """tensorferry.checkpoint writes and reads safetensors files, with checksums."""
 
 import errno
+import io
 import json
+import logging
 import os
 import random
 
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch")
 from checkpoint_objects import PLAIN_DTYPES, of_dtype
 from tensorferry import checkpoint
 from tensorferry.safetensors.serialization import CODES
+from torch.utils.serialization import config
 
 
 def state():
@@ -92,6 +95,38 @@ def test_format_goes_before_the_name(tmp_path):
     for use in (lambda **o: checkpoint.save(saved, tmp_path / "x", **o), checkpoint.load):
         with pytest.raises((ValueError, TypeError)):
             use(format="zip")
+
+
+def test_a_format_that_is_not_there_is_refused_first(tmp_path):
+    for call in (
+        lambda: checkpoint.save([1], io.BytesIO(), format="pickle"),
+        lambda: checkpoint.load(io.BytesIO(), format="pickle"),
+        lambda: checkpoint.load(tmp_path / "model.pt", mmap=True, format="pickle"),
+    ):
+        with pytest.raises(ValueError, match="format is 'pickle'"):
+            call()
+
+
+def test_a_file_like_object_is_no_safetensors_file():
+    file = io.BytesIO()
+    with pytest.raises(TypeError, match="needs a path, not a BytesIO"):
+        checkpoint.save({"weight": torch.ones(3)}, file, format="safetensors")
+    assert not file.getvalue()
+    with pytest.raises(TypeError, match="needs a path, not a BytesIO"):
+        checkpoint.load(file, format="safetensors")
+
+
+@pytest.mark.parametrize("by_setting", [True, False])
+def test_mapping_goes_to_safetensors(tmp_path, caplog, by_setting):
+    pytest.importorskip("safetensors.torch")
+    file = tmp_path / "model.safetensors"
+    checkpoint.save(state(), file)
+    with caplog.at_level(logging.INFO, "tensorferry"), config.patch("load.mmap", by_setting):
+        loaded = checkpoint.load(file, mmap=None if by_setting else True)
+        assert_same(loaded, state())
+    assert "with safetensors: it is to be mapped" in caplog.text
+    with open("/proc/self/maps") as maps:
+        assert str(file) in maps.read()
 
 
 SHARED = torch.ones(10)

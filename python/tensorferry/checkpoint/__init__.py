@@ -85,7 +85,7 @@ def save(
     torch.utils.serialization.config. Do not change tensors meanwhile. `progress=True` prints a bar;
     a function gets (bytes done, bytes in all), and ends the save if it raises.
 
-    A file-like object goes to torch.save.
+    A file-like object goes to torch.save; it cannot be format="safetensors".
 
     `wait=False` returns a Saving, and writes the same file in the background, behind all other work
     of the drive. You may change tensors as soon as the call returns: it has copied them to at most
@@ -100,6 +100,7 @@ def save(
     from .safetensors_file import save_safetensors_file, save_safetensors_file_in_background
     from .torch_writer import save_torch_file, save_torch_file_in_background
 
+    safetensors = _is_safetensors(path, format)
     if not isinstance(path, (str, os.PathLike)):
         if not wait:
             raise TypeError(f"wait=False needs a path, not a {type(path).__name__}")
@@ -108,7 +109,7 @@ def save(
         return None
     name = os.fspath(path)
     background = progress, stage_bytes, when_busy
-    if _is_safetensors(name, format):
+    if safetensors:
         if not wait:
             return save_safetensors_file_in_background(obj, name, *background)
         save_safetensors_file(obj, name, progress)
@@ -147,7 +148,8 @@ def load(
 
     torch.load itself loads what is not a file of torch.save's zip format (file-like objects, older
     formats, TorchScript) and, with mmap=True, maps the file. The log says so. A path that ends in
-    ".safetensors", or format="safetensors", is read as that: `map_location` is then one device.
+    ".safetensors", or format="safetensors", is read as that: `map_location` is then one device, and
+    with mmap=True the package safetensors maps the file, without checksums.
     """
     import torch
     from torch.utils.serialization import config
@@ -160,15 +162,14 @@ def load(
         options["pickle_module"] = pickle_module
     if mmap is None:
         mmap = config.load.mmap
+    if _is_safetensors(path, format):
+        return load_safetensors_file(os.fspath(path), map_location, mmap, verify, progress)
     try:
         if not isinstance(path, (str, os.PathLike)):
             raise NotOurs("it is not a path")
         if mmap:
             raise NotOurs("mmap=True wants it mapped")
-        name = os.fspath(path)
-        if _is_safetensors(name, format):
-            return load_safetensors_file(name, map_location, verify, progress)
-        return load_torch_file(name, map_location, verify, progress, **options)
+        return load_torch_file(os.fspath(path), map_location, verify, progress, **options)
     except NotOurs as reason:
         _log.info("torch.load loads %s: %s", path, reason)
     return torch.load(path, map_location=map_location, mmap=mmap, **options)
@@ -184,9 +185,16 @@ if not TYPE_CHECKING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_safetensors(path: str, wanted: Format | None) -> bool:
-    if wanted is None:
-        return path.endswith(".safetensors")
-    if wanted not in ("torch", "safetensors"):
+def _is_safetensors(path: object, wanted: Format | None) -> bool:
+    """Whether it is that format. Raises if there is no such format, or if it needs a path."""
+    if wanted not in ("torch", "safetensors", None):
         raise ValueError(f"format is {wanted!r}; it must be 'torch', 'safetensors' or None")
-    return wanted == "safetensors"
+    if isinstance(path, (str, os.PathLike)):
+        named = os.fspath(path).endswith(".safetensors")
+        return named if wanted is None else wanted == "safetensors"
+    if wanted == "safetensors":
+        raise TypeError(
+            f"format='safetensors' needs a path, not a {type(path).__name__}; for bytes there are "
+            "save() and load() of tensorferry.safetensors.torch"
+        )
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ from ..safetensors.torch import load_file
 if TYPE_CHECKING:
     from .._saving.line import WhenBusy
     from .._saving.saving import Saving
+
+_log = logging.getLogger("tensorferry")
 
 # Direct I/O reads tensors in place if they begin on a page of the file.
 _ALIGNMENT = 4096
@@ -50,14 +53,18 @@ def save_safetensors_file_in_background(
 
 
 def load_safetensors_file(
-    path: str, map_location: object, verify: bool, progress: Progress
+    path: str, map_location: object, mapping: bool, verify: bool, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a file, and compares their checksums if it has any."""
+    """Returns all tensors of a file, and compares their checksums if it has any. A file that is
+    mapped has no checksums."""
     if map_location is not None and not isinstance(map_location, (str, torch.device)):
         raise TypeError(
             f"map_location is a {type(map_location).__name__}: a safetensors file does not say "
             "where its tensors were, so give one device for all of them"
         )
+    if mapping:
+        _log.info("load %s with safetensors: it is to be mapped", path)
+        return load_file(path, map_location or "cpu", mapping=True)
     verify = verify and SafetensorsFile(path).has_checksums
     try:
         return load_file(path, map_location or "cpu", verify=verify, progress=progress)

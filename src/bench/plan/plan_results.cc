@@ -170,7 +170,7 @@ void take_costs(Costs& costs, const Json& json, const std::string& path) {
   if (!members.is_object()) throw failure("it must be an object with costs");
   for (const auto& [name, value] : members.items()) {
     const auto known = std::ranges::find_if(
-        all_costs, [&name = name](const NamedCost& one) { return name == one.name; });
+        all_costs, [&key = name](const NamedCost& one) { return key == one.name; });
     if (known == all_costs.end()) throw failure(fmt::format("{} is no cost", name));
     if (!value.is_number() || value.get<double>() < 0) {
       throw failure(fmt::format("{} must be a number of at least 0", name));
