@@ -124,7 +124,7 @@ def test_mapping_goes_to_safetensors(tmp_path, caplog, by_setting):
     with caplog.at_level(logging.INFO, "tensorferry"), config.patch("load.mmap", by_setting):
         loaded = checkpoint.load(file, mmap=None if by_setting else True)
         assert_same(loaded, state())
-    assert "with safetensors: it is to be mapped" in caplog.text
+    assert "with safetensors: mmap=True wants it mapped" in caplog.text
     with open("/proc/self/maps") as maps:
         assert str(file) in maps.read()
 

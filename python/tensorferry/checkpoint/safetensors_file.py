@@ -63,7 +63,7 @@ def load_safetensors_file(
             "where its tensors were, so give one device for all of them"
         )
     if mapping:
-        _log.info("load %s with safetensors: it is to be mapped", path)
+        _log.info("load %s with safetensors: mmap=True wants it mapped", path)
         return load_file(path, map_location or "cpu", mapping=True)
     verify = verify and SafetensorsFile(path).has_checksums
     try:
