@@ -1,6 +1,8 @@
 // One handle over several drives: each has a crew of its own, and one operation may use them all.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <optional>
@@ -208,6 +210,36 @@ TEST_F(Drives, the_handle_knows_what_each_has_done) {
     EXPECT_EQ(found->bytes, (i + 1) * drive_bytes);
     EXPECT_GT(found->busy_seconds, 0);
   }
+}
+
+TEST(FirstFileInMemory, leaves_a_drive_its_depth) {
+  const support::TempDir dir;
+  std::vector<File> files;
+  const std::string in_memory = "/dev/shm/tensorferry-test-" + std::to_string(::getpid());
+  for (const std::string& path : {in_memory, dir.file("data")}) {
+    support::write_whole_file(path, support::pattern(drive_bytes, 0, 1));
+    files.push_back(File::open(path, Access::read));
+    std::filesystem::remove(path);
+  }
+  std::vector<unsigned> depths;
+  Seams seams;
+  seams.open_engine = [&](EngineKind, unsigned depth, os::System& system) {
+    depths.push_back(depth);
+    return engines::open_engine(EngineKind::threads, depth, system);
+  };
+  // The depth of each engine that a handle opens to read these files, in their order.
+  const auto depths_of = [&](std::span<const File> read) {
+    depths.clear();
+    Handle handle = make_handle({}, seams);
+    Memory memory(drive_bytes);
+    for (const File& file : read) handle.read(memory.bytes(), file).wait();
+    return depths;
+  };
+  const std::vector<unsigned> alone = depths_of(std::span(files).last(1));
+  std::vector<unsigned> both = depths_of(files);
+  ASSERT_GT(both.size(), alone.size());
+  both.erase(both.begin(), both.end() - static_cast<std::ptrdiff_t>(alone.size()));
+  EXPECT_EQ(both, alone);
 }
 
 TEST(EmptyCall, needs_no_crew_and_leaves_the_drive_its_settings) {

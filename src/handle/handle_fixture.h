@@ -199,7 +199,9 @@ class Gate {
     return events_;
   }
 
-  bool cancellable = true;                // set before the handle is opened
+  // Set before the handle is opened. Lanes want engines that serve any thread.
+  engines::Service service = engines::Service::one_thread;
+  bool cancellable = true;                // the same
   int sync_result = 0;                    // of every sync
   bool pretend = false;                   // reads and writes succeed without a byte moved
   bool newest_first = false;              // of those that are held
@@ -211,7 +213,9 @@ class Gate {
     HeldEngine(Gate& gate, os::System& system) : gate_(gate), system_(system) {}
 
     [[nodiscard]] EngineKind kind() const noexcept override { return EngineKind::threads; }
-    [[nodiscard]] engines::Capabilities capabilities() const noexcept override { return {}; }
+    [[nodiscard]] engines::Capabilities capabilities() const noexcept override {
+      return {.service = gate_.service};
+    }
     int attach() override { return 0; }
 
     engines::Submitted submit(std::span<const engines::Request> requests) override {
@@ -263,6 +267,7 @@ class Gate {
       if (!gate_.cancellable || found == gate_.held_.end()) return;
       gate_.held_.erase(found);
       ended_.push_back({tag, -ECANCELED});
+      gate_.changed_.notify_all();  // another thread may reap
     }
 
    private:

@@ -260,6 +260,47 @@ TEST_F(LaneTest, a_deadline_is_kept) {
   EXPECT_TRUE(operation.wait_for(support::hang_limit));
 }
 
+// A drive that keeps what it gets, until the gate opens.
+class HeldLane : public LaneTest {
+ protected:
+  HeldLane() { gate_.service = engines::Service::any_thread; }
+
+  [[nodiscard]] Operation held_read(std::size_t index) {
+    Operation operation = read(handle_, memory_.bytes().subspan(index * block, block), index);
+    EXPECT_TRUE(gate_.holds(index + 1));
+    EXPECT_EQ(handle_.stats().lane_operations, index + 1);
+    return operation;
+  }
+
+  Gate gate_;
+  Memory memory_{2 * block};
+  Handle handle_ = make_handle({}, gate_.seams());
+};
+
+TEST_F(HeldLane, a_deadline_passes_for_who_works_and_for_who_follows) {
+  const Operation first = held_read(0);
+  EXPECT_FALSE(first.wait_for(1ms)) << "alone, so this thread worked";
+  auto worker = std::async(std::launch::async, [&] { return outcome_code(first); });
+  const Operation second = held_read(1);
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(second.wait_for(1ms));
+  gate_.open();
+  EXPECT_EQ(outcome_code(second), 0);
+  EXPECT_EQ(worker.get(), 0);
+  EXPECT_EQ(fault(memory_.bytes(), 0), "");
+}
+
+TEST_F(HeldLane, a_cancelled_operation_ends_whoever_waits_for_it) {
+  const Operation alone = held_read(0);
+  alone.cancel();
+  EXPECT_EQ(outcome_code(alone), ECANCELED);
+  const Operation awaited = read(handle_, memory_.bytes().first(block), 0);
+  auto waiter = std::async(std::launch::async, [&] { return outcome_code(awaited); });
+  ASSERT_TRUE(gate_.holds(1));
+  EXPECT_FALSE(awaited.wait_for(5ms));  // the waiter works by now, or this thread has
+  awaited.cancel();
+  EXPECT_EQ(waiter.get(), ECANCELED);
+}
+
 TEST_F(LaneTest, an_error_names_the_place) {
   Handle handle;
   Memory memory(block);

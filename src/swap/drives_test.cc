@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/alignment.h"
@@ -34,11 +35,13 @@ constexpr std::uint64_t drive_bytes = 512 * MiB;  // sparse
 class SwapDrives : public ::testing::Test {
  protected:
   // Opens a space over drives of these speeds in bytes per second. `sizes` are those of the drives.
-  void open(const std::vector<double>& speeds, std::vector<std::uint64_t> sizes = {}) {
+  void open(const std::vector<double>& speeds, std::vector<std::uint64_t> sizes = {},
+            handle::Seams handle_seams = {}) {
     sizes.resize(speeds.size(), drive_bytes);
     SwapOptions options = swap::options_in(dir_, MiB);
     options.directories.clear();
     swap::Seams seams;
+    seams.handle = std::move(handle_seams);
     std::vector<handle::DeviceUse> uses;
     for (std::size_t i = 0; i < speeds.size(); ++i) {
       auto& drive = *drives_.emplace_back(std::make_unique<support::LoopDevice>(sizes[i]));
@@ -75,6 +78,7 @@ class SwapDrives : public ::testing::Test {
 
   support::TempDir dir_;
   std::vector<std::unique_ptr<support::LoopDevice>> drives_;
+  handle::Gate gate_;
   std::optional<SwapSpace> space_;
 };
 
@@ -110,6 +114,32 @@ TEST_F(SwapLoopDrives, are_told_in_the_stats) {
   EXPECT_NEAR(static_cast<double>(drives[0].bytes_per_second), 3e9, 10);
   EXPECT_NEAR(drives[0].share, 0.75, 1e-6);
   EXPECT_NEAR(drives[1].share, 0.25, 1e-6);
+}
+
+// Tensors below a stripe lie on one drive each, here in turn.
+TEST_F(SwapLoopDrives, that_hang_hold_up_no_small_tensor_of_the_others) {
+  handle::Seams seams = gate_.seams();
+  bool first = true;  // of the drive that gets the first tensor
+  seams.open_engine = [&first, held = seams.open_engine](EngineKind kind, unsigned depth,
+                                                         os::System& system) {
+    if (std::exchange(first, false)) return held(kind, depth, system);
+    return engines::open_engine(EngineKind::threads, depth, system);
+  };
+  open({1e9, 1e9}, {}, seams);
+  constexpr std::size_t bytes = 100 * KiB;
+  const Memory memory = Memory::with_pattern(bytes, 0, 1);
+  std::vector<Operation> puts;
+  for (int i = 0; i < 8; ++i) puts.push_back(space_->put(std::to_string(i), memory.bytes()));
+  for (std::size_t i = 1; i < puts.size(); i += 2) {
+    EXPECT_EQ(handle::outcome_code(puts[i]), 0);
+    EXPECT_EQ(fault_in(std::to_string(i), bytes), "");
+  }
+  for (std::size_t i = 0; i < puts.size(); i += 2) EXPECT_FALSE(puts[i].done());
+  gate_.open();
+  for (std::size_t i = 0; i < puts.size(); i += 2) {
+    EXPECT_EQ(handle::outcome_code(puts[i]), 0);
+    EXPECT_EQ(fault_in(std::to_string(i), bytes), "");
+  }
 }
 
 TEST_F(SwapLoopDrives, of_unknown_speed_get_the_same) {

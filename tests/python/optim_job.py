@@ -6,6 +6,7 @@ python optim_job.py (ddp|fsdp) (torch|tensorferry|gradients) DIRECTORY
 gradients: with those on the drive too.
 """
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -51,6 +52,28 @@ def check_gradients_in_buckets_are_refused(directory):
             else:
                 raise AssertionError(f"gradients of one rank passed for those of all: {options}")
             optimizer.close()
+
+
+def check_overlap_is_refused(directory):
+    """Before it has stepped anything: a step without overlap could be made."""
+    for overlap in ("backward", "iteration"):
+        model = DistributedDataParallel(small_model())
+        before = digest(model)
+        optimizer = tensorferry.optim.AdamW(
+            model.parameters(), nvme_path=directory, overlap=overlap
+        )
+        for announced in (True, False):
+            try:
+                with optimizer.last_backward() if announced else contextlib.nullcontext():
+                    loss_of(model, dist.get_rank()).backward()
+                if overlap == "iteration":
+                    optimizer.step()
+            except RuntimeError as error:
+                print("refused", error, flush=True)
+            else:
+                assert overlap == "backward" and not announced
+        assert digest(model) == before
+        optimizer.close()
 
 
 def check_masters_in_memory():
@@ -114,6 +137,8 @@ def main():
     optimizer.close()
     if whose == "gradients":
         check_gradients_in_buckets_are_refused(directory)
+    elif whose == "tensorferry" and kind == "ddp":
+        check_overlap_is_refused(directory)
     elif kind == "fsdp":
         check_masters_in_memory()
     dist.destroy_process_group()

@@ -96,6 +96,32 @@ def test_weights_on_the_drive_are_stepped_behind_the_forward_pass_too(tmp_path, 
     optimizer.close()
 
 
+@pytest.mark.parametrize("overlap", ["backward", "iteration"])
+def test_states_weights_and_activations_are_on_the_drive_together(tmp_path, overlap, slow_drive):
+    data = lambda: torch.randn(64, WIDTH)  # noqa: E731
+    model = deep()
+    optimizer = adamw(model, tmp_path, None)
+    expected = train(model, optimizer, data)
+    optimizer.close()
+    model = deep()
+    limit = sum(param.nbytes for param in model.parameters()) // 3
+    weights = tensorferry.offload.parameters(model, tmp_path, limit, keep_bytes=1024)
+    activations = tensorferry.offload.activations(tmp_path, 128 << 10, keep_bytes=1024)
+    optimizer = adamw(model, tmp_path, overlap)
+
+    def loss_of(model, x):
+        with activations:
+            return model(x).float().square().mean()
+
+    losses, _ = train(model, optimizer, data, loss_of=loss_of)
+    weights.close(restore=True)
+    stats = activations.stats()
+    assert stats["saved_bytes"] > 3 * (128 << 10) and stats["written_bytes"] > 0
+    check_same((losses, [param.detach() for param in model.parameters()]), expected)
+    optimizer.close()
+    activations.close()
+
+
 def test_a_step_that_nobody_has_announced_goes_on_behind_the_forward_pass(tmp_path, slow_drive):
     """Also that of GradScaler, which steps when all gradients are there."""
     results = []

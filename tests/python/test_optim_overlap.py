@@ -15,6 +15,7 @@ from offload_models import MODELS, make, same
 from overlapping import SMALL, Watched, adamw, check_same, deep, train
 from tensorferry.optim.backward import BackwardStep
 from tensorferry.optim.spent_gradient import SpentGradient
+from tensorferry.optim.store import StateStore
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -138,6 +139,34 @@ def test_clipping_by_the_global_norm(tmp_path, monkeypatch):
         optimizer.close()
     check_same(results[1], results[0])
     assert not watched.inside
+
+
+@pytest.mark.parametrize("overlap", ["backward", "iteration"])
+def test_states_are_read_ahead_while_gradients_wait_to_be_clipped(tmp_path, monkeypatch, overlap):
+    """As many as the buffers hold, and each once."""
+    reads = []
+    read = StateStore.read
+    monkeypatch.setattr(
+        StateStore,
+        "read",
+        lambda store, group, memory: reads.append(group) or read(store, group, memory),
+    )
+    model = deep()
+    optimizer = adamw(model, tmp_path, overlap, buffer_count=3, buffer_bytes=1)
+    count = len(list(optimizer._sub_groups))
+    for step in range(2):
+        reads.clear()
+        with optimizer.last_backward(clips=True):
+            model(torch.randn(8, 96)).square().mean().backward()
+        ahead = len(reads)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.settle()
+        optimizer.zero_grad()
+        if step == 1:  # the first step has no states
+            assert 1 <= ahead < count
+            assert len(reads) == len(set(reads)) == count
+    optimizer.close()
 
 
 @pytest.mark.parametrize("kind", ["backward", "iteration"])

@@ -60,6 +60,10 @@ def test_ranks_get_the_numbers_of_torch(tmp_path, kind):
     assert own[0] != own[1] and all("tensorferry-swap" in line for line in own)
     assert ".0." in own[0] and ".1." in own[1]
     assert os.listdir(next(tmp_path.iterdir())) == []
+    for lines in got:
+        refused = [line for line in lines[1] if line.startswith("refused")]
+        assert len(refused) == (3 if kind == "ddp" else 0)
+        assert all("cannot be used with DistributedDataParallel" in line for line in refused)
 
 
 def test_gradients_on_the_drive_of_ranks_are_those_of_torch_or_refused(tmp_path):
