@@ -5,9 +5,11 @@ Trains small Llamas, each in a process of its own, in set-ups that gave no cost:
 optimizers, buffers, states in memory, moments in 8 bits, gradients and weights on the drive, two
 ranks. Before and after each of them it measures the costs (`python -m tensorferry.plan`), and the
 plan is made from the mean of both. Prints the medians of passes, steps and memory, what the plan
-says of each, and how many are within 15 %. Exit status 3: one is not.
+says of each, and how many are within 15 %. Exit status 3: one is not. Writes what it measured into
+the table of docs/plan.md; lines of other set-ups stay.
 
-With --sections gpu it does so on a GPU: scripts/gpu.sh plan-figures.
+With --sections gpu it does so on a GPU: scripts/gpu.sh plan-figures. Where that machine keeps no
+files, save what it prints, and give it to --said here.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 0.15
 STEPS = 5  # that count, after two that do not
 LAYER = {"vocab_size": 1000, "num_attention_heads": 12, "num_key_value_heads": 12}
+PAGE = ROOT / "docs" / "plan.md"
+TABLE = "| set-up | pass | the plan says | step | the plan says | memory | the plan says |"
 HEAD = f"{'set-up':42} {'what':7} {'measured':>10} {'plan':>10}   plan / measured"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SetUp:
     """A model, how it is trained, and the flags that tell the plan the same."""
 
@@ -53,7 +57,7 @@ class SetUp:
     trains: bool = True
 
     def flags(self) -> list[str]:
-        told = {"max_cpu_bytes": 0, "max_gpu_bytes": 0} | self.states
+        told = ({} if self.budget else {"max_cpu_bytes": 0, "max_gpu_bytes": 0}) | self.states
         flags = ["--dtype", self.dtype, "--optimizer", self.optimizer]
         flags += ["--ranks", str(self.ranks), "--accumulation", "1"]
         flags += ["--tokens-per-step", str(self.tokens * self.ranks)]
@@ -333,22 +337,107 @@ def measure(
     return after, {name: sum(own) / len(own) for name, own in measured.items()}, told
 
 
-def print_rows(set_up: SetUp, rounds: list[tuple[dict[str, Any], dict[str, float]]]) -> int:
-    """Prints a line for each figure. Returns how many are off by more than the tolerance."""
-    off = 0
+Round = tuple[dict[str, float], dict[str, float]]  # what was measured, what the plan says
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """The median of the rounds, and what the plan says of it."""
+
+    what: str
+    measured: float
+    told: float
+    unit: str
+
+    def ratio(self) -> float:
+        return self.told / self.measured
+
+    def fails(self) -> bool:
+        return abs(self.ratio() - 1) > TOLERANCE
+
+
+def figures_of(set_up: SetUp, rounds: list[Round]) -> list[Figure]:
+    found = []
     for what in ("pass", "step", "memory") if set_up.trains else ("pass", "memory"):
         scale, unit = (1e-6, "MB") if what == "memory" else (1e3, "ms")
         measured = scale * median(one[what] for one, _ in rounds)
         told = scale * median(plan[what] for _, plan in rounds)
-        ratio = told / measured
-        fails = abs(ratio - 1) > TOLERANCE
-        off += fails
+        found.append(Figure(what, measured, told, unit))
+    return found
+
+
+def print_rows(set_up: SetUp, figures: list[Figure]) -> int:
+    """Prints a line for each figure. Returns how many are off by more than the tolerance."""
+    for one in figures:
         print(
-            f"{set_up.name:42} {what:7} {measured:7.0f} {unit} {told:7.0f} {unit}   {ratio:.3f}"
-            f"{'  is missed' if fails else ''}",
+            f"{set_up.name:42} {one.what:7} {one.measured:7.0f} {one.unit} "
+            f"{one.told:7.0f} {one.unit}   {one.ratio():.3f}{'  is missed' if one.fails() else ''}",
             flush=True,
         )
-    return off
+    return sum(one.fails() for one in figures)
+
+
+def row_of(set_up: SetUp, figures: list[Figure]) -> str:
+    """Its line of the table."""
+    found = {one.what: one for one in figures}
+    cells = [set_up.name]
+    for what in ("pass", "step", "memory"):
+        one = found.get(what)
+        cells.append(f"{one.measured:,.0f} {one.unit}" if one else "")
+        cells.append(f"{one.told:,.0f} {one.unit}: {one.ratio():.2f}" if one else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def with_rows(page: str, rows: dict[str, str]) -> str:
+    """The page with these lines in its table, by the names of set-ups, in the order of those. Lines
+    of other set-ups stay; those that no set-up has go."""
+    lines = page.split("\n")
+    if TABLE not in lines:
+        raise SystemExit(f"{PAGE} has no table that begins with {TABLE}")
+    begin = lines.index(TABLE) + 2
+    end = begin
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1
+    earlier = {line.split(" | ")[0].removeprefix("| "): line for line in lines[begin:end]}
+    known = earlier | rows
+    names = [one.name for one in (*CPU_SET_UPS, *GPU_SET_UPS)]
+    return "\n".join(lines[:begin] + [known[name] for name in names if name in known] + lines[end:])
+
+
+def rounds_said(text: str) -> dict[str, list[Round]]:
+    """What another run has measured, from what it printed."""
+    found: dict[str, list[Round]] = {}
+    for set_up in (*CPU_SET_UPS, *GPU_SET_UPS):
+        for line in text.splitlines():
+            if line.startswith(f"# {set_up.name}: ["):
+                measured, told = json.loads(line.removeprefix(f"# {set_up.name}: "))
+                found.setdefault(set_up.name, []).append((measured, told))
+    return found
+
+
+def measure_all(
+    chosen: list[SetUp], options: argparse.Namespace, folder: Path
+) -> dict[str, list[Round]]:
+    starter = multiprocessing.get_context("forkserver")
+    starter.set_forkserver_preload(["torch", "tensorferry.plan", "transformers"])
+    found: dict[str, list[Round]] = {}
+    for _ in range(options.rounds):
+        last: tuple[Any, Any] = (None, None)  # the kind of the last costs, and these
+        for set_up in chosen:
+            kind = (set_up.dtype, set_up.device)
+            costs = last[1]
+            try:
+                if last[0] != kind:
+                    (costs,) = in_processes([(calibrate, set_up, folder)], starter)
+                costs, measured, told = measure(set_up, costs, folder, options.program, starter)
+            except RuntimeError as error:
+                print(f"# {set_up.name}: {error}", flush=True)
+                last = (None, None)
+                continue
+            last = (kind, costs)
+            print(f"# {set_up.name}: {json.dumps([measured, told])}", flush=True)
+            found.setdefault(set_up.name, []).append((measured, told))
+    return found
 
 
 def main() -> int:
@@ -360,35 +449,27 @@ def main() -> int:
     parser.add_argument(
         "--program", type=Path, default=ROOT / "build" / "release" / "bin" / "tensorferry"
     )
+    parser.add_argument("--said", type=Path, help="what another run printed: measure nothing")
+    parser.add_argument("--page", type=Path, default=PAGE, help="whose table gets the figures")
     options = parser.parse_args()
     chosen = [*CPU_SET_UPS] if "cpu" in options.sections else []
     chosen += [*GPU_SET_UPS] if "gpu" in options.sections else []
     chosen = [one for one in chosen if options.set_ups in one.name]
-    starter = multiprocessing.get_context("forkserver")
-    starter.set_forkserver_preload(["torch", "tensorferry.plan", "transformers"])
-    found: dict[str, list[Any]] = {}
-    with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        folder = Path(name)
-        for _ in range(options.rounds):
-            last: tuple[Any, Any] = (None, None)  # the kind of the last costs, and these
-            for set_up in chosen:
-                kind = (set_up.dtype, set_up.device)
-                costs = last[1]
-                if last[0] != kind:
-                    (costs,) = in_processes([(calibrate, set_up, folder)], starter)
-                try:
-                    costs, measured, told = measure(set_up, costs, folder, options.program, starter)
-                except RuntimeError as error:
-                    print(f"# {set_up.name}: {error}", flush=True)
-                    last = (None, None)
-                    continue
-                last = (kind, costs)
-                print(f"# {set_up.name}: {json.dumps([measured, told])}", flush=True)
-                found.setdefault(set_up.name, []).append((measured, told))
+    if options.said:
+        found = rounds_said(options.said.read_text(encoding="utf-8"))
+        chosen = [one for one in (*CPU_SET_UPS, *GPU_SET_UPS) if one.name in found]
+    else:
+        with tempfile.TemporaryDirectory(dir=options.dir) as name:
+            found = measure_all(chosen, options, Path(name))
     print(HEAD)
-    off = sum(print_rows(one, found[one.name]) for one in chosen if one.name in found)
-    off += sum(one.name not in found for one in chosen)
+    figures = {one: figures_of(one, found[one.name]) for one in chosen if one.name in found}
+    off = sum(print_rows(one, own) for one, own in figures.items())
+    off += len(chosen) - len(figures)
     print(f"{off} figures are off by more than {TOLERANCE:.0%}")
+    if figures:
+        rows = {one.name: row_of(one, own) for one, own in figures.items()}
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(with_rows(page, rows), encoding="utf-8")
     return 3 if off else 0
 
 

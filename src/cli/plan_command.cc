@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -73,6 +75,8 @@ CLI::Option* add_number(CLI::App& app, const std::string& name, double& value,
               throw CLI::ValidationError(name, text + " is not a number; write 70B, 7G or 3.84T");
             }
             if (*count == 0) throw CLI::ValidationError(name, "must not be 0");
+            constexpr double most = 1e18;
+            if (*count > most) throw CLI::ValidationError(name, text + " is more than 1e18");
             value = *count;
           },
           description)
@@ -81,15 +85,16 @@ CLI::Option* add_number(CLI::App& app, const std::string& name, double& value,
 
 // A setting of memory that may be 0, and that is chosen if it is not given.
 CLI::Option* add_wish(CLI::App& app, const std::string& name, std::optional<double>& value,
-                      const std::string& description) {
+                      const std::string& description, std::uint64_t least = 0) {
   return app
       .add_option_function<std::string>(
           name,
-          [name, &value](const std::string& text) {
+          [name, &value, least](const std::string& text) {
             const auto bytes = bench::parse_size(text);
             if (!bytes) {
               throw CLI::ValidationError(name, text + " is not a size; write 4K, 2M or 1G");
             }
+            if (*bytes < least) throw CLI::ValidationError(name, "must not be 0");
             value = static_cast<double>(*bytes);
           },
           description)
@@ -127,36 +132,96 @@ bench::Model model_of(const PlanArguments& options) {
   return bench::model_of(options.parameters, options.layers);
 }
 
-// Without drives nothing can be on one.
-void check_drives(const PlanArguments& options) {
-  if (options.drives > 0) return;
-  const auto refuse = [](const char* flag) {
-    throw std::runtime_error(fmt::format("{} drive needs a drive, and --drives is 0", flag));
-  };
-  if (options.wishes.offload_weights == true) refuse("--weights");
-  if (options.wishes.offload_gradients == true) refuse("--gradients");
-  if (options.task.activations == bench::Activations::drive) refuse("--activations");
+// Flags that contradict each other.
+void check_together(const PlanArguments& options) {
+  const bench::Wishes& wishes = options.wishes;
+  const auto refuse = [](const std::string& why) { throw CLI::ValidationError(why); };
+  if (options.parameters <= 0 && options.model.empty()) {
+    throw CLI::RequiredError("--parameters or --model");
+  }
+  if (options.parameters > bench::parameters_max) {
+    refuse(fmt::format("--parameters: no model has more than {:.0e}", bench::parameters_max));
+  }
+  if (options.drives == 0) {
+    const char* const why = " needs a drive, and --drives is 0";
+    if (wishes.offload_weights == true) refuse(std::string("--weights drive") + why);
+    if (wishes.offload_gradients == true) refuse(std::string("--gradients drive") + why);
+    if (options.task.activations == bench::Activations::drive) {
+      refuse(std::string("--activations drive") + why);
+    }
+    if (!options.config.empty()) refuse(std::string("--write-config") + why);
+  }
+  if (options.inference && !options.config.empty()) {
+    refuse("--write-config writes how to train, and --inference does not train");
+  }
+  if (wishes.moments_in_8_bits && options.task.optimizer == bench::OptimizerKind::sgd) {
+    refuse("--moments int8 needs adamw or adam, and --optimizer is sgd");
+  }
+  if (wishes.gpu_state_bytes.value_or(0) > 0 && options.gpu_memory == 0) {
+    refuse("--max-gpu-bytes needs a GPU: give --gpu-memory");
+  }
 }
 
-// The speed of the drives: as given, else as `tune` has measured it.
-void find_drive(const PlanArguments& options, Machine& machine) {
-  if (!options.profile.empty()) {
-    const bench::Volume volume = bench::volume_of(options.profile);
-    const auto& profile = volume.device.profile;
-    if (machine.drive.read <= 0 && profile) {
-      machine.drive.read = static_cast<double>(profile->read_bytes_per_second);
+// What somebody has measured stands for what nobody has said.
+void take(double& number, double measured) {
+  if (number <= 0) number = measured;
+}
+
+// Speeds and free room from a results file of `bench`: of the sizes that moved fastest.
+void take_bench(PlanArguments& options, Machine& machine) {
+  const auto refuse = [&options](const std::string& why) {
+    throw Error({.operation = "read", .path = options.profile, .code = EBADMSG, .hint = why});
+  };
+  const bench::Json results = bench::read_json(options.profile);
+  double read = 0;
+  double write = 0;
+  try {
+    if (results.at("command") != "bench") refuse("it is no results file of `tensorferry bench`");
+    for (const bench::Json& one : results.at("series")) {
+      if (!one.at("direct").get<bool>()) continue;  // that was the page cache
+      constexpr double MB = 1e6;
+      const double speed = one.at("bandwidth_mb_per_second").at("median").get<double>() * MB;
+      double& fastest = one.at("direction") == "read" ? read : write;
+      fastest = std::max(fastest, speed);
     }
-    if (machine.drive.write <= 0 && profile) {
-      machine.drive.write = static_cast<double>(profile->write_bytes_per_second);
-    }
-    if (machine.drive_bytes <= 0) machine.drive_bytes = static_cast<double>(volume.free_bytes);
-    if (machine.drives > 0 && (machine.drive.read <= 0 || machine.drive.write <= 0)) {
-      throw std::runtime_error(fmt::format(
-          "there is no profile with speeds for the drive of {}: run `tensorferry tune {}`, or give "
-          "--drive-read and --drive-write",
-          options.profile, options.profile));
-    }
+    const bench::Json& place = results.at("places").at(0);
+    if (options.nvme_path.empty()) options.nvme_path = place.at("directory").get<std::string>();
+    take(machine.drive_bytes, place.at("file_system").at("free_bytes").get<double>());
+  } catch (const bench::Json::exception&) {
+    refuse("it is no results file of `tensorferry bench`");
   }
+  take(machine.drive.read, read);
+  take(machine.drive.write, write);
+  const bool needs = machine.drives > 0 && options.check.empty();
+  if (needs && (machine.drive.read <= 0 || machine.drive.write <= 0)) {
+    refuse("it has no reads and writes past the page cache: give --drive-read and --drive-write");
+  }
+}
+
+// Speeds as `tune` has stored them, and the room that is free; or those of a file of `bench`.
+void take_profile(PlanArguments& options, Machine& machine) {
+  if (options.profile.empty()) return;
+  if (std::filesystem::is_regular_file(options.profile)) {
+    take_bench(options, machine);
+    return;
+  }
+  const bench::Volume volume = bench::volume_of(options.profile);
+  if (const auto& profile = volume.device.profile) {
+    take(machine.drive.read, static_cast<double>(profile->read_bytes_per_second));
+    take(machine.drive.write, static_cast<double>(profile->write_bytes_per_second));
+  }
+  take(machine.drive_bytes, static_cast<double>(volume.free_bytes));
+  const bool needs = machine.drives > 0 && options.check.empty();
+  if (needs && (machine.drive.read <= 0 || machine.drive.write <= 0)) {
+    throw std::runtime_error(fmt::format(
+        "there is no profile with speeds for the drive of {}: run `tensorferry tune {}`, or give "
+        "--drive-read and --drive-write, or as --profile what `tensorferry bench --json` wrote",
+        options.profile, options.profile));
+  }
+}
+
+// How fast the drives are must be known by now.
+void require_speeds(Machine& machine) {
   if (machine.drive.read <= 0 || machine.drive.write <= 0) {
     if (machine.drives == 0) return;  // what a first one would bring stays unknown
     throw std::runtime_error(
@@ -174,7 +239,6 @@ void find_drive(const PlanArguments& options, Machine& machine) {
 void complete(PlanArguments& options) {
   bench::Task& task = options.task;
   Machine& machine = options.machine;
-  check_drives(options);
   task.model = model_of(options);
   task.trains = !options.inference;
   task.batch = options.batch;
@@ -191,7 +255,8 @@ void complete(PlanArguments& options) {
     machine.memory_bytes = bench::machine_facts().at("memory_bytes").get<double>();
   }
   options.wishes.one_budget = !options.separate;
-  find_drive(options, machine);
+  take_profile(options, machine);
+  if (options.check.empty()) require_speeds(machine);
 }
 
 // Into as many passes as its activations need, if nobody has said how many.
@@ -221,44 +286,57 @@ const bench::Choice& recommended(const std::vector<bench::Choice>& choices) {
 
 void print_settings(const PlanArguments& options, const bench::Choice& choice) {
   const std::string path = nvme_path_of(options);
-  if (!choice.settings.offload_states && options.task.trains) {
-    fmt::print("\nEverything fits into memory: torch.optim does it without a drive.\n");
+  const bench::Task& task = options.task;
+  if (task.trains ? !choice.settings.offload_states : !choice.settings.offload_weights) {
+    fmt::print("\nEverything fits into memory: torch does it without a drive.\n");
     return;
   }
-  fmt::print("\n{}: the lines that set it up\n{}", choice.name,
-             python_lines(options.task, options.machine, choice.settings, path));
-  if (!options.config.empty() && options.task.trains) {
-    bench::write_json(options.config, deepspeed_config(options.task, choice.settings, path));
-    const std::string line = initialize_line(choice.settings, options.config);
-    fmt::print("\nWrote {}. {}\n{}", options.config,
-               line.empty() ? "It has no keys for some of these settings: use the lines above."
-                            : "In place of the lines above:",
-               line);
-  }
+  const std::string around = activation_lines(task, path);
+  fmt::print("\n{}: the lines that set it up\n{}{}", choice.name,
+             python_lines(task, options.machine, choice.settings, path), around);
+  if (options.config.empty()) return;
+  bench::write_json(options.config, deepspeed_config(task, choice.settings, path));
+  const std::string line = initialize_line(options.machine, choice.settings, options.config);
+  fmt::print("\nWrote {}. {}\n{}{}", options.config,
+             line.empty() ? "It has no keys for some of these settings: use the lines above."
+                          : "In place of the lines above:",
+             line, line.empty() ? "" : around);
 }
 
 // What was measured stands for what nobody has said.
 void take_unsaid(Machine& machine, const Checked& checked) {
-  if (machine.drive.read <= 0 && machine.drive.write <= 0) machine.drive = checked.drive;
-  if (machine.flops <= 0) machine.flops = checked.flops;
+  bench::Channel& drive = machine.drive;
+  if (drive.read <= 0 && drive.write <= 0 && drive.both <= 0) drive.both = checked.drive.both;
+  take(drive.read, checked.drive.read);
+  take(drive.write, checked.drive.write);
+  take(machine.flops, checked.flops);
 }
 
-// The plan against what this machine does.
+// The plan against what this machine does: the same settings, with what was measured.
 void print_check(const PlanArguments& options, const bench::Costs& costs, const Checked& checked,
-                 double planned) {
+                 const bench::Choice& fastest) {
   fmt::print("\n{}", check_table(options.machine, costs, checked));
   Machine here = options.machine;
   here.drive = checked.drive;
   here.flops = checked.flops;
-  const auto choices = bench::choose(options.task, here, checked.costs, options.wishes);
-  const bench::Forecast& found = choices.front().forecast;
-  if (found.fits() && planned > 0) {
-    fmt::print(
-        "With the costs of this machine and its drive {} takes {:.3g} s; the plan says "
-        "{:.3g} s: {:.2f}x\n",
-        options.task.trains ? "a step" : "a pass", found.seconds(), planned,
-        found.seconds() / planned);
-  }
+  const double planned = fastest.forecast.seconds();
+  const double found = forecast(options.task, here, checked.costs, fastest.settings).seconds();
+  if (!fastest.forecast.fits() || planned <= 0) return;
+  fmt::print(
+      "With the costs of this machine and its drive {} of the fastest takes {:.3g} s; the plan "
+      "says {:.3g} s: {:.2f}x\n",
+      options.task.trains ? "a step" : "a pass", found, planned, found / planned);
+}
+
+// Measures this machine, for what nobody has said and to compare.
+std::optional<Checked> check(PlanArguments& options, const bench::Costs& costs) {
+  if (options.check.empty()) return {};
+  Machine& machine = options.machine;
+  Checked checked = check_machine(options.check, options.task.precision, machine.has_gpu(), costs);
+  if (!machine.has_gpu()) checked.flops /= machine.ranks_per_node;  // ranks share the processors
+  take_unsaid(machine, checked);
+  require_speeds(machine);
+  return checked;
 }
 
 int run_plan(PlanArguments options) {
@@ -268,15 +346,11 @@ int run_plan(PlanArguments options) {
   if (!options.costs.empty()) {
     bench::take_costs(costs, bench::read_json(options.costs), options.costs);
   }
-  std::optional<Checked> checked;
-  if (!options.check.empty()) {
-    checked = check_machine(options.check, task.precision, options.gpu_memory > 0, costs);
-    take_unsaid(options.machine, *checked);
-  }
   complete(options);
-  divide(options, costs);
   if (!options.json.empty()) bench::check_writable(options.json);
   if (!options.config.empty()) bench::check_writable(options.config);
+  const std::optional<Checked> checked = check(options, costs);
+  divide(options, costs);
   const auto choices = bench::choose(task, options.machine, costs, options.wishes);
   const bool fits = choices.front().forecast.fits();
   const auto more = bench::changes(task, options.machine, costs, options.wishes);
@@ -285,9 +359,9 @@ int run_plan(PlanArguments options) {
   fmt::print("\n{}", choices_table(task, options.machine, choices));
   fmt::print("\n{}\n{}", recommended(choices).name,
              places_table(options.machine, recommended(choices)));
-  if (!fits) fmt::print("\n{}", shortage_text(task, choices.front()));
+  if (!fits) fmt::print("\n{}", shortage_text(task, options.machine, choices.front()));
   fmt::print("\n{}", changes_table(fits ? choices.front().forecast.seconds() : 0, more));
-  if (checked) print_check(options, costs, *checked, fits ? choices.front().forecast.seconds() : 0);
+  if (checked) print_check(options, costs, *checked, choices.front());
   if (fits) print_settings(options, recommended(choices));
   if (!options.json.empty()) {
     bench::Json results = bench::begin_results("plan", own_arguments(), {});
@@ -321,7 +395,8 @@ void add_job(CLI::App& app, PlanArguments& options) {
       ->type_name("FILE")
       ->excludes(parameters);
   add_count(app, "--layers", options.layers, 0, 100'000,
-            "of the model, with --parameters; 0: what is usual");
+            "of the model, with --parameters; 0: what is usual")
+      ->needs(parameters);
   add_word<Precision>(
       app, "--dtype",
       {{"bf16", Precision::bf16}, {"fp16", Precision::fp16}, {"fp32", Precision::fp32}},
@@ -346,8 +421,10 @@ void add_job(CLI::App& app, PlanArguments& options) {
       ->default_str("kept");
   add_number(app, "--activation-bytes", task.activation_bytes,
              "for each token, of all layers; by default what those of transformers take");
-  app.add_flag("--inference", options.inference, "run it instead of training it");
-  add_count(app, "--batch", options.batch, 1, 1'000'000, "sequences of inference at once");
+  CLI::Option* inference =
+      app.add_flag("--inference", options.inference, "run it instead of training it");
+  add_count(app, "--batch", options.batch, 1, 1'000'000, "sequences of inference at once")
+      ->needs(inference);
 }
 
 void add_machine(CLI::App& app, PlanArguments& options) {
@@ -364,7 +441,8 @@ void add_machine(CLI::App& app, PlanArguments& options) {
   add_number(app, "--endurance", machine.endurance_bytes,
              "bytes that may be written to each drive in its life (TBW)");
   app.add_option("--profile", options.profile,
-                 "a directory on the drive: speeds as `tune` has measured them, and its free room")
+                 "a directory on the drive: its free room, and speeds as `tune` has measured them; "
+                 "or what `bench --json` wrote")
       ->type_name("DIR");
   app.add_option_function<std::string>(
          "--memory",
@@ -400,8 +478,12 @@ void add_machine(CLI::App& app, PlanArguments& options) {
 
 void add_settings(CLI::App& app, PlanArguments& options) {
   bench::Wishes& wishes = options.wishes;
-  add_wish(app, "--buffer-bytes", wishes.buffer_bytes, "of the optimizer; by default 64M");
-  add_wish(app, "--buffer-count", wishes.buffer_count, "of the optimizer; by default 4");
+  add_wish(app, "--buffer-bytes", wishes.buffer_bytes, "of the optimizer; by default 64M", 1);
+  app.add_option_function<unsigned>(
+         "--buffer-count", [&wishes](unsigned count) { wishes.buffer_count = count; },
+         "of the optimizer; by default 4")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N");
   add_wish(app, "--max-cpu-bytes", wishes.cpu_state_bytes, "states that stay in memory");
   add_wish(app, "--max-gpu-bytes", wishes.gpu_state_bytes, "states that stay on the GPU");
   add_wish(app, "--weight-bytes", wishes.weight_bytes, "memory for weights on the drive");
@@ -438,11 +520,7 @@ Command add_plan(CLI::App& program) {
                   "write a DeepSpeed configuration that tensorferry.initialize() takes")
       ->type_name("FILE");
   app->add_option("--json", options->json, "write the plan")->type_name("FILE");
-  app->final_callback([options] {
-    if (options->parameters <= 0 && options->model.empty()) {
-      throw CLI::RequiredError("--parameters or --model");
-    }
-  });
+  app->final_callback([options] { check_together(*options); });
   return {app, [options] { return run_plan(*options); }};
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -38,8 +39,8 @@ std::string seconds_text(double seconds) {
 std::string life_text(double days) {
   constexpr double year = 365;
   if (days <= 0) return "";
-  return days >= 2 * year ? fmt::format("{:.1f} years", days / year)
-                          : fmt::format("{:.0f} days", days);
+  if (days >= 2 * year) return fmt::format("{:.1f} years", days / year);
+  return fmt::format("{:.{}f} days", days, days < 10 ? 1 : 0);
 }
 
 const char* dtype_of(Precision precision) {
@@ -61,8 +62,9 @@ std::string plan_head(const Task& task, const Machine& machine) {
       "{} parameters{} in {}{}\n", bench::rounded_count(task.model.parameters()),
       task.model.name.empty() ? "" : " (" + task.model.name + ")", to_string(task.precision),
       task.trains
-          ? fmt::format(", trained by {}, {} tokens a step in {}", to_string(task.optimizer),
+          ? fmt::format(", trained by {}, {} token{} a step in {}", to_string(task.optimizer),
                         bench::rounded_count(task.tokens_per_step),
+                        task.tokens_per_step == 1 ? "" : "s",
                         task.accumulation == 1 ? "one pass"
                                                : fmt::format("{:.0f} passes", task.accumulation))
           : fmt::format(", inference of {}", plural(task.batch, "sequence")));
@@ -160,7 +162,8 @@ std::string places_table(const Machine& machine, const Choice& choice) {
   return table(columns, rows);
 }
 
-std::string shortage_text(const Task& task, const Choice& choice) {
+std::string shortage_text(const Task& task, const Machine& machine, const Choice& choice) {
+  const bool steps_adam = task.trains && task.optimizer != bench::OptimizerKind::sgd;
   std::string text;
   for (const bench::Shortage& one : choice.forecast.shortages) {
     text += fmt::format("{}: {} are missing: it needs {} and there are {}; most of it are {}.\n",
@@ -168,12 +171,16 @@ std::string shortage_text(const Task& task, const Choice& choice) {
                         size_of(one.needed_bytes), size_of(one.there_bytes), one.holds);
     if (one.holds == "activations" && task.activations == bench::Activations::kept) {
       text += "  Fewer tokens in a pass (--accumulation), or --activations recomputed, help.\n";
+    } else if (machine.drives == 0 && one.holds != "activations") {
+      text += "  A drive helps: give --drives and how fast they are.\n";
     } else if (one.place == "memory of the GPU") {
       text += "  More ranks help, or GPUs with more memory.\n";
     } else if (one.place == "memory of a node") {
       text += "  More nodes help, or nodes with more memory.\n";
-    } else if (task.trains && !choice.settings.moments_in_8_bits) {
-      text += "  More drives help, or --moments int8.\n";
+    } else if (steps_adam && !choice.settings.moments_in_8_bits) {
+      text += "  More or larger drives help, or --moments int8.\n";
+    } else {
+      text += "  More or larger drives help.\n";
     }
   }
   return text;
@@ -200,21 +207,29 @@ std::string changes_table(double seconds, const std::vector<bench::Change>& chan
 
 std::string python_lines(const Task& task, const Machine& machine, const Settings& settings,
                          const std::string& nvme_path) {
-  std::string text = fmt::format("model.to({})\n", dtype_of(task.precision));
-  if (!task.trains) {
-    return text + fmt::format("weights = tensorferry.offload.parameters(model, {:?}, {}={})\n",
-                              nvme_path, machine.has_gpu() ? "max_gpu_bytes" : "max_cpu_bytes",
-                              whole(settings.weight_bytes));
+  const bool on_gpu = machine.has_gpu();
+  const char* limit = on_gpu ? "max_gpu_bytes" : "max_cpu_bytes";
+  std::string text;
+  if (machine.drives > 1) {
+    text += fmt::format("# nvme_path: a list, of a directory on each of the {:.0f} drives\n",
+                        machine.drives);
   }
-  const char* limit = machine.has_gpu() ? "max_gpu_bytes" : "max_cpu_bytes";
+  // A GPU gets weights of the drive from offload.parameters().
+  text += fmt::format("model.to({}{})\n", on_gpu && !settings.offload_weights ? "\"cuda\", " : "",
+                      dtype_of(task.precision));
+  if (machine.ranks > 1) {
+    text += "# here torch.distributed.fsdp.fully_shard() for each layer and for the model\n";
+  }
   if (settings.one_budget) {
     text += fmt::format("budget = tensorferry.MemoryBudget({})\n", whole(settings.weight_bytes));
   }
   if (settings.offload_weights) {
-    text += fmt::format(
-        "weights = tensorferry.offload.parameters(model, {:?}, {}={})\n", nvme_path, limit,
-        settings.one_budget ? "budget" : std::to_string(whole(settings.weight_bytes)));
+    text +=
+        fmt::format("weights = tensorferry.offload.parameters(model, {:?}, {}{}={})\n", nvme_path,
+                    on_gpu ? "device=\"cuda\", " : "", limit,
+                    settings.one_budget ? "budget" : std::to_string(whole(settings.weight_bytes)));
   }
+  if (!task.trains) return text;
   std::string options;
   const auto option = [&options](const std::string& word) { options += ", " + word; };
   if (settings.buffer_bytes != Settings{}.buffer_bytes) {
@@ -249,6 +264,17 @@ std::string python_lines(const Task& task, const Machine& machine, const Setting
                     options);
 }
 
+std::string activation_lines(const Task& task, const std::string& nvme_path) {
+  if (!task.trains || task.activations == bench::Activations::kept) return {};
+  if (task.activations == bench::Activations::recomputed) {
+    return "# and call each layer by torch.utils.checkpoint.checkpoint()\n";
+  }
+  return fmt::format(
+      "activations = tensorferry.offload.activations({:?})\n"
+      "# and each forward pass: with activations:\n",
+      nvme_path);
+}
+
 bench::Json deepspeed_config(const Task& task, const Settings& settings,
                              const std::string& nvme_path) {
   bench::Json config;
@@ -259,7 +285,10 @@ bench::Json deepspeed_config(const Task& task, const Settings& settings,
   } else {
     const bool adam = task.optimizer == bench::OptimizerKind::adam;
     config["optimizer"] = {{"type", adam ? "Adam" : "AdamW"}, {"params", {{"lr", 1e-4}}}};
-    if (adam) config["optimizer"]["params"]["adam_w_mode"] = false;
+    // What torch takes by default, and DeepSpeed does not.
+    bench::Json& params = config["optimizer"]["params"];
+    if (adam) params["adam_w_mode"] = false;
+    if (!adam) params["weight_decay"] = 1e-2;
   }
   if (task.precision == Precision::bf16) config["bf16"] = {{"enabled", true}};
   if (task.precision == Precision::fp16) config["fp16"] = {{"enabled", true}};
@@ -271,7 +300,8 @@ bench::Json deepspeed_config(const Task& task, const Settings& settings,
                                {"pin_memory", true},
                                {"fast_init", true}};
   if (settings.offload_weights) {
-    const double elements = settings.weight_bytes / bytes_of(task.precision);
+    // The memory for weights is all three together, in elements.
+    const double elements = std::max(settings.weight_bytes / bytes_of(task.precision) - 1, 0.0);
     zero["offload_param"] = {
         {"device", "nvme"}, {"nvme_path", nvme_path},        {"buffer_count", 1},
         {"buffer_size", 1}, {"max_in_cpu", whole(elements)}, {"pin_memory", true}};
@@ -279,11 +309,12 @@ bench::Json deepspeed_config(const Task& task, const Settings& settings,
   return config;
 }
 
-std::string initialize_line(const Settings& settings, const std::string& file) {
+std::string initialize_line(const Machine& machine, const Settings& settings,
+                            const std::string& file) {
   const bool other_buffers = settings.buffer_bytes != Settings{}.buffer_bytes;
   const bool own_gradients = settings.offload_gradients != settings.offload_weights;
   if (settings.moments_in_8_bits || other_buffers || own_gradients ||
-      settings.gpu_state_bytes >= 1 || !settings.offload_states ||
+      settings.gpu_state_bytes >= 1 || (settings.one_budget && machine.has_gpu()) ||
       (settings.offload_weights && !settings.one_budget && settings.cpu_state_bytes >= 1)) {
     return {};
   }

@@ -171,6 +171,18 @@ def test_initialize_takes_the_configuration(ferry, options):
     assert config["zero_optimization"]["offload_optimizer"]["device"] == "nvme"
 
 
+def test_experts_in_some_layers_only_are_counted_as_transformers_builds_them(ferry):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = config_of("qwen3_moe")
+    config.decoder_sparse_step, config.mlp_only_layers = 1, [1]
+    config.save_pretrained(ferry.place)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    _, results = plan(ferry, "--model", "config.json", *MACHINE)
+    assert results["settings"]["task"]["parameters"] == sum(p.numel() for p in model.parameters())
+
+
 def test_a_model_that_fits_nowhere_says_by_how_much(ferry):
     said, results = plan(
         ferry,
@@ -202,37 +214,85 @@ def test_without_drives_everything_must_be_in_memory(ferry):
 
 @pytest.mark.parametrize("flag", ["--weights", "--gradients", "--activations"])
 def test_without_drives_nothing_can_be_on_one(ferry, flag):
-    done = ferry("plan", "--parameters", "1B", "--drives", "0", flag, "drive", code=1)
+    done = ferry("plan", "--parameters", "1B", "--drives", "0", flag, "drive", code=2)
     assert f"{flag} drive needs a drive" in done.stderr
+
+
+MODEL = ("--parameters", "7B")
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("--parameters", "7B"), "--drive-read"),
         ((), "--parameters or --model"),
         (("--parameters", "7X"), "70B"),
         (("--parameters", "0"), "must not be 0"),
         (("--parameters", "-3"), "not a number"),
-        (("--parameters", "7B", "--dtype", "int4"), "bf16, fp16 or fp32"),
-        (("--parameters", "7B", "--memory", "0"), "512G"),
-        (("--parameters", "7B", "--ranks", "0"), "not in range"),
-        (("--parameters", "7B", "--model", "config.json"), "excludes"),
-        (("--parameters", "7B", "--profile", "nowhere"), "nowhere"),
-        (("--parameters", "7B", "--costs", "nowhere.json", *MACHINE), "nowhere.json"),
+        (("--parameters", "1e300"), "more than 1e18"),
+        (("--parameters", "1e308P"), "not a number"),
+        (("--parameters", "9000T"), "no model has more"),
+        ((*MODEL, "--tokens-per-step", "nan"), "not a number"),
+        ((*MODEL, "--dtype", "int4"), "bf16, fp16 or fp32"),
+        ((*MODEL, "--memory", "0"), "512G"),
+        ((*MODEL, "--ranks", "0"), "not in range"),
+        ((*MODEL, "--buffer-count", "0"), "not in range"),
+        ((*MODEL, "--buffer-count", "4K"), "not in range"),
+        ((*MODEL, "--buffer-bytes", "0"), "must not be 0"),
+        ((*MODEL, "--model", "config.json"), "excludes"),
+        (("--model", "config.json", "--layers", "3"), "requires --parameters"),
+        ((*MODEL, "--batch", "3"), "requires --inference"),
+        ((*MODEL, "--moments", "int8", "--optimizer", "sgd"), "needs adamw or adam"),
+        ((*MODEL, "--max-gpu-bytes", "1G"), "--gpu-memory"),
+        ((*MODEL, "--inference", "--write-config", "ds_config.json"), "does not train"),
+        ((*MODEL, "--drives", "0", "--write-config", "ds_config.json"), "needs a drive"),
     ],
 )
-def test_bad_input_says_what_is_wrong(ferry, arguments, words):
-    done = ferry(
-        "plan",
-        *arguments,
-        code=1
-        if "7B" in arguments
-        and "not in" not in words
-        and words not in ("bf16, fp16 or fp32", "512G", "excludes")
-        else 2,
-    )
-    assert words in done.stderr
+def test_wrong_usage_says_what_is_wrong(ferry, arguments, words):
+    assert words in ferry("plan", *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (MODEL, "--drive-read"),
+        ((*MODEL, "--drive-read", "7G"), "--drive-write"),
+        ((*MODEL, "--profile", "nowhere"), "nowhere"),
+        ((*MODEL, "--costs", "nowhere.json", *MACHINE), "nowhere.json"),
+        ((*MODEL, "--json", "nowhere/plan.json", *MACHINE), "nowhere"),
+        (("--model", "nowhere.json", *MACHINE), "nowhere.json"),
+        (("--model", ".", *MACHINE), "regular file"),
+    ],
+)
+def test_what_is_missing_is_named(ferry, arguments, words):
+    assert words in ferry("plan", *arguments, code=1).stderr
+
+
+LLAMA = dict(model_type="llama", vocab_size=32000, hidden_size=2048, num_hidden_layers=16)
+LLAMA |= dict(intermediate_size=5632, num_attention_heads=16)
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ("", "parse error"),
+        ("[]", "model_type"),
+        ("null", "model_type"),
+        ('{"model_type": "llama", "vocab_size": NaN}', "parse error"),
+        ('{"model_type": "llama"}', "hidden_size is missing"),
+        (LLAMA | {"vocab_size": "many"}, "vocab_size is"),
+        (LLAMA | {"vocab_size": -5}, "vocab_size is -5"),
+        (LLAMA | {"vocab_size": 1e30}, "vocab_size is 1e+30"),
+        (LLAMA | {"vocab_size": {}}, "vocab_size is {}"),
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        (LLAMA | {"num_hidden_layers": 1.5}, "num_hidden_layers is 1.5"),
+        (LLAMA | {"intermediate_size": 10**9, "num_hidden_layers": 10**9}, "no model has that"),
+    ],
+)
+def test_a_hostile_model_is_refused_by_the_key_that_is_wrong(ferry, config, words):
+    text = config if isinstance(config, str) else json.dumps(config)
+    (ferry.place / "config.json").write_text(text)
+    done = ferry("plan", "--model", "config.json", *MACHINE, code=1)
+    assert "config.json" in done.stderr and words in done.stderr and not done.stdout
 
 
 def test_costs_of_a_file_are_taken_and_others_refused(ferry):
@@ -243,6 +303,9 @@ def test_costs_of_a_file_are_taken_and_others_refused(ferry):
     (ferry.place / "costs.json").write_text('{"adam": 1}')
     done = ferry("plan", *base, "--costs", "costs.json", code=1)
     assert "adam is no cost" in done.stderr
+    for text in ('{"copy_both": 0}', '{"adam_seconds": -1}', '{"adam_seconds": "fast"}'):
+        (ferry.place / "costs.json").write_text(text)
+        assert "must be a number" in ferry("plan", *base, "--costs", "costs.json", code=1).stderr
 
 
 def test_inference_reads_experts_that_are_chosen(ferry):

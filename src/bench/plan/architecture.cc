@@ -28,12 +28,12 @@ class Keys {
     if (found == config_.end() || found->is_null()) {
       throw failure(fmt::format("{} is missing", key));
     }
-    return checked(key, *found);
+    return checked(key, *found, 1);
   }
 
   [[nodiscard]] double number(const char* key, double otherwise) const {
     const auto found = config_.find(key);
-    return found == config_.end() || found->is_null() ? otherwise : checked(key, *found);
+    return found == config_.end() || found->is_null() ? otherwise : checked(key, *found, 0);
   }
 
   [[nodiscard]] bool flag(const char* key, bool otherwise) const {
@@ -46,14 +46,28 @@ class Keys {
     return found == config_.end() || !found->is_string() ? "" : found->get<std::string>();
   }
 
+  [[nodiscard]] std::vector<double> numbers(const char* key) const {
+    std::vector<double> found;
+    if (!has(key)) return found;
+    for (const Json& one : config_.at(key)) found.push_back(checked(key, one, 0));
+    return found;
+  }
+
  private:
-  [[nodiscard]] double checked(const char* key, const Json& value) const {
+  // Hostile files have long values.
+  static std::string shortened(const std::string& text) {
+    constexpr std::size_t most = 60;
+    return text.size() <= most ? text : text.substr(0, most) + "...";
+  }
+
+  [[nodiscard]] double checked(const char* key, const Json& value, double least) const {
     constexpr double most = 1e9;
-    if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > most) {
-      throw failure(
-          fmt::format("{} is {}: it must be a number from 0 to {:.0e}", key, value.dump(), most));
+    const double number = value.is_number() ? value.get<double>() : -1;
+    if (number < least || number > most || number != std::floor(number)) {
+      throw failure(fmt::format("{} is {}: it must be a whole number from {:.0f} to a billion", key,
+                                shortened(value.dump()), least));
     }
-    return value.get<double>();
+    return number;
   }
 
   [[nodiscard]] Error failure(const std::string& hint) const {
@@ -104,10 +118,20 @@ void add_attention(Builder& to, const Keys& keys, const Family& family) {
   to.add(width, 2 * layers);  // norms
 }
 
-void add_perceptron(Builder& to, const Keys& keys, bool has_bias) {
+void add_perceptron(Builder& to, const Keys& keys, bool has_bias, double layers) {
   const double inner = keys.number("intermediate_size");
-  to.add_linear(to.model.hidden, inner, has_bias, 2 * to.model.layers);
-  to.add_linear(inner, to.model.hidden, has_bias, to.model.layers);
+  to.add_linear(to.model.hidden, inner, has_bias, 2 * layers);
+  to.add_linear(inner, to.model.hidden, has_bias, layers);
+}
+
+// Layers that have experts: Qwen may leave some with an ordinary perceptron.
+double layers_with_experts(const Keys& keys, double layers) {
+  const double step = std::max(keys.number("decoder_sparse_step", 1), 1.0);
+  double found = std::floor(layers / step);
+  for (const double one : keys.numbers("mlp_only_layers")) {
+    if (one < layers && std::fmod(one + 1, step) == 0) --found;
+  }
+  return std::max(found, 0.0);
 }
 
 // transformers has given this key two names.
@@ -136,7 +160,8 @@ void add_decoder(Builder& to, const Keys& keys, const std::string& kind) {
   const bool qwen2 = kind == "qwen2" || kind == "qwen2_moe";
   const bool qwen3 = kind == "qwen3" || kind == "qwen3_moe";
   const bool asks = kind == "llama" || qwen3;
-  family.attention_bias = qwen2 || (asks && keys.flag("attention_bias", false));
+  family.attention_bias =
+      (qwen2 && keys.flag("qkv_bias", true)) || (asks && keys.flag("attention_bias", false));
   family.output_bias = asks && keys.flag("attention_bias", false);
   family.head_norms = qwen3;
   add_attention(to, keys, family);
@@ -144,15 +169,20 @@ void add_decoder(Builder& to, const Keys& keys, const std::string& kind) {
     add_experts(to, experts_of(keys), keys.number("num_experts_per_tok"),
                 keys.number("intermediate_size"), to.model.layers);
   } else if (kind == "qwen2_moe" || kind == "qwen3_moe") {
-    add_experts(to, experts_of(keys), keys.number("num_experts_per_tok"),
-                keys.number("moe_intermediate_size"), to.model.layers);
+    const double experts = experts_of(keys);
+    const double layers = layers_with_experts(keys, to.model.layers);
+    if (layers > 0) {
+      add_experts(to, experts, keys.number("num_experts_per_tok"),
+                  keys.number("moe_intermediate_size"), layers);
+    }
     if (kind == "qwen2_moe") {  // and one for all tokens, with a gate
       const double inner = keys.number("shared_expert_intermediate_size");
-      to.add(to.model.hidden * inner, 3 * to.model.layers);
-      to.add(to.model.hidden, to.model.layers);
+      to.add(to.model.hidden * inner, 3 * layers);
+      to.add(to.model.hidden, layers);
     }
+    if (layers < to.model.layers) add_perceptron(to, keys, false, to.model.layers - layers);
   } else {
-    add_perceptron(to, keys, kind == "llama" && keys.flag("mlp_bias", false));
+    add_perceptron(to, keys, kind == "llama" && keys.flag("mlp_bias", false), to.model.layers);
   }
   to.add(to.model.hidden);  // the last norm
   add_head(to, keys, to.model.hidden, keys.flag("tie_word_embeddings", false));
@@ -289,6 +319,14 @@ Model model_of(const Json& config, const std::string& path) {
   Builder builder;
   builder.model.name = kind;
   found->second(builder, keys, kind);
+  const double parameters = builder.model.parameters();
+  if (parameters < 1 || parameters > parameters_max) {
+    throw Error({.operation = "read",
+                 .path = path,
+                 .code = EBADMSG,
+                 .hint = fmt::format("its sizes make {:.3g} parameters: no model has that many",
+                                     parameters)});
+  }
   return builder.model;
 }
 

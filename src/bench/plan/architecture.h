@@ -25,6 +25,9 @@ struct Tensors {
   bool expert = false;  // a token uses some of them only
 };
 
+// No model has more. Bytes of larger ones would leave 64 bits.
+inline constexpr double parameters_max = 1e15;
+
 struct Model {
   std::string name;  // "llama", or empty
   std::vector<Tensors> tensors;
@@ -33,7 +36,6 @@ struct Model {
   double vocabulary = 0;
   double experts = 0;         // of a layer; 0: none
   double experts_chosen = 0;  // of them, by a token
-  bool counts_vectors = true;
 
   [[nodiscard]] double parameters() const;
   // Those that compute with one token.
@@ -46,7 +48,7 @@ struct Model {
 [[nodiscard]] Model model_of(double parameters, double layers);
 
 // The tensors that transformers makes of a config.json. Throws Error (ENOTSUP) for an architecture
-// that is not known here, and (EBADMSG) for a key that is missing.
+// that is not known here, and (EBADMSG) for a key that is missing or no size of a model.
 [[nodiscard]] Model model_of(const Json& config, const std::string& path);
 
 // The architectures whose parameters can be counted.

@@ -64,6 +64,8 @@ class Chooser {
       Settings own = settings;
       if (settings.offload_weights) {
         if (!wishes_.weight_bytes) own.weight_bytes += share * std::max(for_weights, 0.0);
+        // Weights that all stay in memory need no drive.
+        if (!wishes_.offload_weights && own.weight_bytes >= weight_bytes()) break;
       }
       if (task_.trains && !settings.one_budget) {
         own.cpu_state_bytes = wishes_.cpu_state_bytes.value_or(share * std::max(in_memory, 0.0));
@@ -91,6 +93,11 @@ class Chooser {
       settings.cpu_state_bytes =
           std::min(settings.cpu_state_bytes, std::max(states - settings.gpu_state_bytes, 0.0));
     }
+  }
+
+  // All weights of a rank.
+  [[nodiscard]] double weight_bytes() const {
+    return task_.model.parameters() / machine_.ranks * bytes_of(task_.precision);
   }
 
   // Three of the largest: one in use, one on its way, one that goes. Of several ranks each has a

@@ -210,6 +210,17 @@ TEST(forecast, several_ranks_can_have_weights_on_the_drive) {
   EXPECT_GE(fastest.settings.weight_bytes, 3 * layer);
 }
 
+TEST(forecast, weights_that_all_fit_into_memory_do_not_go_to_the_drive) {
+  for (const Choice& choice : choose(task_of(Precision::bf16), machine_of(), {}, {})) {
+    if (!choice.settings.offload_weights) continue;
+    EXPECT_LT(choice.settings.weight_bytes, 2 * GB) << choice.name;
+  }
+  Wishes wishes;
+  wishes.offload_weights = true;  // whoever wants it gets it
+  EXPECT_TRUE(
+      choose(task_of(Precision::bf16), machine_of(), {}, wishes)[0].settings.offload_weights);
+}
+
 TEST(forecast, who_says_how_many_states_stay_shares_no_budget) {
   Wishes wishes;
   wishes.offload_weights = true;

@@ -52,7 +52,10 @@ Json timeline(const Course& course) {
   return stages;
 }
 
-Json whole(double number) { return static_cast<std::uint64_t>(std::llround(number)); }
+// What has more than 63 bits stays at that.
+Json whole(double number) {
+  return static_cast<std::uint64_t>(std::llround(std::min(number, 9e18)));
+}
 
 }  // namespace
 
@@ -172,8 +175,10 @@ void take_costs(Costs& costs, const Json& json, const std::string& path) {
     const auto known = std::ranges::find_if(
         all_costs, [&key = name](const NamedCost& one) { return key == one.name; });
     if (known == all_costs.end()) throw failure(fmt::format("{} is no cost", name));
-    if (!value.is_number() || value.get<double>() < 0) {
-      throw failure(fmt::format("{} must be a number of at least 0", name));
+    const bool is_speed = name.starts_with("copy_");  // others are seconds and bytes
+    if (!value.is_number() || value.get<double>() < 0 || (is_speed && value == 0)) {
+      throw failure(
+          fmt::format("{} must be a number {} 0", name, is_speed ? "of more than" : "of at least"));
     }
     costs.*known->value = value.get<double>();
   }

@@ -23,7 +23,8 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   unsigned shift = 0;
   if (!unit.empty()) {
-    const auto power = letters.find(static_cast<char>(std::toupper(unit.front())));
+    const auto power =
+        letters.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit.front()))));
     if (power != std::string_view::npos) {
       shift = static_cast<unsigned>(10 * (power + 1));
       unit.remove_prefix(1);
@@ -38,14 +39,18 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
 std::optional<double> parse_count(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || !std::isfinite(value) || value < 0) return {};
+  if (error != std::errc() || value < 0) return {};
   const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  if (unit.empty()) return value;
-  const auto power = counts.find(static_cast<char>(std::toupper(unit.front())));
-  if (unit.size() > 1 || power == std::string_view::npos) {
-    return unit == "B" || unit == "b" ? std::optional(value * 1e9) : std::nullopt;
+  if (unit == "B" || unit == "b") {
+    value *= 1e9;
+  } else if (!unit.empty()) {
+    const auto power =
+        counts.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit.front()))));
+    if (unit.size() > 1 || power == std::string_view::npos) return {};
+    value *= std::pow(1000, static_cast<double>(power + 1));
   }
-  return value * std::pow(1000, static_cast<double>(power + 1));
+  // Also of a number that its unit makes infinite, and of nan.
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
 std::string size_text(std::uint64_t bytes) {

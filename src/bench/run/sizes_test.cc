@@ -31,7 +31,8 @@ TEST(sizes, counts_are_decimal) {
   EXPECT_EQ(parse_count("1.5k"), 1500);
   EXPECT_EQ(parse_count("3.84T"), 3.84e12);
   EXPECT_EQ(parse_count("4e14"), 4e14);
-  for (const char* text : {"", "B", "-1", "7GB", "7 G", "inf", "nan", "0x10", "7X", "1e999"}) {
+  for (const char* text :
+       {"", "B", "-1", "7GB", "7 G", "inf", "nan", "0x10", "7X", "1e999", "1e308P", "1e300B"}) {
     EXPECT_FALSE(parse_count(text)) << text;
   }
   EXPECT_EQ(rounded_count(70.6e9), "70.6 G");
