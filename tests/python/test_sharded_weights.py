@@ -104,7 +104,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_on_one_and_into_plain_torch(run
 
     model = Net()
     model.load_state_dict(loaded)
-    assert digest_of(model) == expected
+    assert digest_of(model) == expected[0]
 
 
 def digest_of(model):
