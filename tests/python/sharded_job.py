@@ -135,6 +135,19 @@ def within_the_limit(nvme):
     return most, stats["buffer_bytes"], stats["weight_bytes"], stats["overflows"]
 
 
+def read_ahead(nvme):
+    """(how many groups were there when FSDP2 asked, and how many were not), and how many there are:
+    five passes with memory for one in use and the next one."""
+    model = shard(net(width=64, depth=6))
+    weights = tensorferry.offload.parameters(model, nvme, 112 << 10, keep_bytes=0)
+    with torch.no_grad():
+        for step in range(5):
+            loss_of(model, step)
+    stats = weights.stats()
+    weights.close()
+    return (stats["hits"], stats["misses"]), 7
+
+
 def budgeted(nvme):
     """A budget for weights and states: what stays, and the numbers."""
     model = shard(net(width=64, depth=6))
