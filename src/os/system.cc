@@ -146,6 +146,8 @@ int System::set_mode(int fd, mode_t mode) { return or_errno(::fchmod(fd, mode));
 
 int System::lock_file(int fd) { return or_errno(::flock(fd, LOCK_EX | LOCK_NB)); }
 
+int System::unlock_file(int fd) { return or_errno(::flock(fd, LOCK_UN)); }
+
 std::byte* System::map(std::size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);

@@ -60,9 +60,11 @@ class System {
   // Gives an open file that has a name another one, in a directory of the same file system. Needs
   // /proc.
   virtual int link_file(int fd, int directory, const char* name);
-  // Locks the file until this process closes it: 0, or -EWOULDBLOCK if another process holds the
-  // lock.
+  // Locks the file until this process, and every child that it has forked meanwhile, closes it: 0,
+  // or -EWOULDBLOCK if another process holds the lock.
   virtual int lock_file(int fd);
+  // Ends that lock at once, whoever still has the descriptor.
+  virtual int unlock_file(int fd);
 
   // Maps private anonymous memory, zeroed. Returns nullptr if the system has too little.
   virtual std::byte* map(std::size_t bytes);

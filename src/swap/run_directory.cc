@@ -24,8 +24,10 @@ constexpr const char* tensors_name = "tensors";
 constexpr std::string_view attached_prefix = "attached.";
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
-// Other runs lock the shared directory only while they start, for milliseconds.
-constexpr std::chrono::seconds lock_limit{30};
+// Other runs lock the shared directory only while they start. That takes milliseconds, or as long
+// as the file system needs to free the terabytes that killed runs have left. All ranks of a machine
+// wait for that: the room is theirs.
+constexpr std::chrono::minutes lock_limit{10};
 constexpr std::chrono::milliseconds lock_pause{5};
 
 // The name of a run as part of a file name: replaces characters that are special there.
@@ -87,11 +89,10 @@ Result<std::unique_ptr<RunDirectory>> RunDirectory::make(os::System& system,
   if (const Status opened = directory->open_shared(); !opened.ok()) return opened.error();
   if (const Status locked = directory->lock_shared(); !locked.ok()) return locked.error();
   directory->sweep(run);
-  if (const Status made = directory->make_own(run, rank); !made.ok()) return made.error();
-  // Releases the lock. Nobody takes our run for a dead one: its owner file is locked by now.
-  system.close(std::exchange(directory->shared_fd_, -1));
-  directory->shared_fd_ =
-      system.open_at(directory->own_fd_, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  const Status made = directory->make_own(run, rank);
+  // Nobody takes our run for a dead one: its owner file is locked by now.
+  (void)system.unlock_file(directory->shared_fd_);
+  if (!made.ok()) return made.error();
   return directory;
 }
 

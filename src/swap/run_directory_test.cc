@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -82,6 +84,38 @@ TEST_F(RunDirectoryTest, a_child_of_fork_removes_nothing) {
   });
   EXPECT_TRUE(child.passed()) << child;
   EXPECT_EQ(runs(), 1U);
+}
+
+// A child that another thread forks while a run starts has its descriptors, and may live long.
+class ForkingSystem : public os::System {
+ public:
+  ~ForkingSystem() override {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      ::waitpid(child_, nullptr, 0);
+    }
+  }
+  int lock_file(int fd) override {
+    const int locked = os::System::lock_file(fd);
+    if (child_ < 0 && (child_ = ::fork()) == 0) {
+      for (;;) ::pause();
+    }
+    return locked;
+  }
+  [[nodiscard]] pid_t child() const { return child_; }
+
+ private:
+  pid_t child_ = -1;
+};
+
+TEST_F(RunDirectoryTest, a_child_of_fork_does_not_lock_out_other_runs) {
+  ForkingSystem forking;
+  const auto made = RunDirectory::make(forking, given_.path(), "", 0);
+  ASSERT_TRUE(made.ok());
+  ASSERT_GT(forking.child(), 0);
+  const int fd = ::open(shared().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  EXPECT_EQ(::flock(fd, LOCK_EX | LOCK_NB), 0);
+  ::close(fd);
 }
 
 TEST_F(RunDirectoryTest, two_live_ones_have_a_directory_each) {

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from forked_ranks import serve, word_of
 from sharded_models import batch, loss_of, net, shard
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -69,6 +70,17 @@ def staged(nvme):
             optimizer.step()
             optimizer.zero_grad()
         seen[str(stage)] = losses
+    return seen
+
+
+def resharded(nvme):
+    """Of each stage of FSDP2 whether it lets go of gathered weights after the forward pass."""
+    seen = {}
+    for stage in (1, 2, 3):
+        model, optimizer = tensorferry.initialize(net(), configuration(stage, nvme))
+        model(batch(0))
+        seen[str(stage)] = isinstance(model.blocks[0].up.weight, DTensor)
+        optimizer.close()
     return seen
 
 

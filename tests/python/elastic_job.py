@@ -3,8 +3,10 @@ every second step. Writes a line for each step.
 
 python elastic_job.py FOLDER DRIVE [FAULT], which comes once, on rank 1, in step 5:
 
-end: the drive gives EIO from then on      full: the drive has no room for a snapshot, in step 1
+end: its drive gives EIO from then on      full: its drive has no room for a snapshot, in step 1
 kill: SIGKILL                              wait: it stands still until somebody kills it
+
+With a fault of the drive rank 0 has another one: FOLDER.
 
 NAMESPACE names a network namespace to be in, which has the interface and address of a host.
 """
@@ -62,6 +64,8 @@ def main():
     folder, drive, *fault = sys.argv[1:]
     folder = Path(folder)
     torch.set_num_threads(1)
+    if fault in (["end"], ["full"]) and os.environ["RANK"] == "0":
+        drive = str(folder)
     config = configuration(3, drive, weights=True)
     chosen = FULL if fault == ["full"] else OTHER
     limit = 15 * chosen["width"] ** 2  # a third of the weights of a rank and their states

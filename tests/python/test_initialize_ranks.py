@@ -22,6 +22,11 @@ def test_stages_are_the_engines_of_torch(run, tmp_path):
     assert one["1"] == one["2"] == one["3"] and one != other
 
 
+def test_stage_three_alone_lets_go_of_weights_after_the_forward_pass(run, tmp_path):
+    for seen in run(2, "resharded", str(tmp_path)):
+        assert seen == {"1": False, "2": False, "3": True}
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_file_trains_on_any_number_of_ranks_with_weights_on_nvme(run, tmp_path, ranks):
     kinds = run(ranks, "configured_weights", str(tmp_path))

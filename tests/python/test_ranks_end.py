@@ -35,7 +35,7 @@ def test_a_drive_of_one_rank_that_fails_ends_all_with_its_error(tmp_path, fault,
     with loop_mount(tmp_path, size="128M") as drive:
         log = failed_run(tmp_path, drive, fault)
     cause = root_cause(log)
-    assert word in cause, log
+    assert word in cause and "rank      : 1" in cause, log
 
 
 def test_a_rank_that_is_killed_ends_all(tmp_path):

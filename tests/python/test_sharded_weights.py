@@ -52,6 +52,11 @@ def test_memory_stays_within_what_was_given(run, tmp_path):
         assert overflows == 0
 
 
+def test_groups_are_read_ahead_in_the_order_of_the_last_pass(run, tmp_path):
+    for (hits, misses), groups in run(2, "read_ahead", str(tmp_path)):
+        assert hits > 3 * groups > misses  # with a passing group in memory one in six was there
+
+
 def test_a_budget_keeps_whole_groups_in_memory(run, tmp_path):
     for (some, rest), (everything, nothing) in run(2, "budgeted", str(tmp_path)):
         assert 0 < some < everything and rest > 0
@@ -104,7 +109,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_on_one_and_into_plain_torch(run
 
     model = Net()
     model.load_state_dict(loaded)
-    assert digest_of(model) == expected
+    assert digest_of(model) == expected[0]
 
 
 def digest_of(model):
@@ -127,4 +132,5 @@ def test_a_snapshot_resumes_with_the_same_numbers(run, tmp_path):
 def test_ranks_of_ddp_read_frozen_weights_from_one_checkpoint(run, tmp_path):
     (one, word), (other, _) = run(2, "adapters", str(tmp_path))
     assert one == other
-    print(word)
+    # Weights that it does not leave alone: torch refuses to write to what is not in memory.
+    assert "RuntimeError: " in word and "written-to tensor" in word
