@@ -109,11 +109,12 @@ def test_what_stays_is_not_moved(tmp_path, limit, share):
     optimizer.step()
     stats = optimizer.stats()
     total = 10 * 2 * MiB
-    assert stats["kept_bytes"] == share * total
+    assert stats["kept_bytes"] == stats["kept_cpu_bytes"] == share * total
+    assert stats["kept_gpu_bytes"] == 0
     assert stats["tensor_bytes"] == (1 - share) * total
     assert moved(optimizer) - before == 2 * (1 - share) * total
     optimizer.close()
-    assert optimizer._store.kept.nbytes == 0
+    assert optimizer._store.kept.nbytes("cpu") == 0
 
 
 @pytest.mark.parametrize(

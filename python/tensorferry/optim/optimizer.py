@@ -497,7 +497,8 @@ class Offloaded(torch.optim.Optimizer):
     def stats(self) -> dict[str, Any]:
         """What the swap space holds and has moved, as SwapSpace.stats(), and besides:
 
-        - `kept_bytes`: bytes of states that stay in memory.
+        - `kept_bytes`: bytes of states that stay in memory: `kept_cpu_bytes` in that of the system
+          and `kept_gpu_bytes` in that of GPUs.
         - `read_bytes_per_parameter`, `written_bytes_per_parameter`: bytes of the drive for each
           parameter in a step, gradients between the steps too; the average of the last ones.
         - `written_bytes_per_day`: what the drive takes in a day at the pace of these steps.
@@ -507,10 +508,13 @@ class Offloaded(torch.optim.Optimizer):
         """
         if self._store is None:
             raise RuntimeError("this optimizer is closed")
+        on_cpu, on_gpu = (self._store.kept.nbytes(kind) for kind in ("cpu", "cuda"))
         parameters = sum(s.numel for own in self._sub_groups.shards.values() for s in own)
         return {
             **self._store.space.stats(),
-            "kept_bytes": self._store.kept.nbytes,
+            "kept_bytes": on_cpu + on_gpu,
+            "kept_cpu_bytes": on_cpu,
+            "kept_gpu_bytes": on_gpu,
             **self._traffic.stats(parameters),
             **self._traffic.seconds(),
         }
