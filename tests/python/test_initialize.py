@@ -44,14 +44,16 @@ def train(model, optimizer, data):
 
 
 def config(optimizer="nvme", param="none", **more):
-    def place(device):
-        return {**NVME, "device": device} if device == "nvme" else {"device": device}
+    """On nvme, the weights do not fit into memory, and so gradients go to the drive."""
+
+    def place(device, **options):
+        return NVME | options if device == "nvme" else {"device": device}
 
     return {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
         "zero_optimization": {
             "offload_optimizer": place(optimizer),
-            "offload_param": place(param),
+            "offload_param": place(param, max_in_cpu=0, buffer_size=1000),
         },
         **more,
     }
@@ -382,6 +384,24 @@ def optimizer_of(**offload):
     settings = config()
     settings["zero_optimization"]["offload_optimizer"] |= offload
     return tensorferry.initialize(make_model(), settings)[1]
+
+
+@pytest.mark.parametrize("room, go", [(1_000, True), (10**6, False)])
+@pytest.mark.parametrize("from_budget", [False, True])
+def test_gradients_go_to_the_drive_if_the_weights_do_not_fit_into_memory(room, go, from_budget):
+    settings = config("nvme", "nvme")
+    budget = None
+    if from_budget:
+        budget = 4 * room + 200_000
+    else:
+        settings["zero_optimization"]["offload_param"] |= {"max_in_cpu": room, "buffer_size": 10}
+    model, optimizer = tensorferry.initialize(make_model(), settings, max_cpu_bytes=budget)
+    optimizer.backward(model(batches(1)[0]).square().mean())
+    grads = [type(param.grad) is not torch.Tensor for param in model.parameters()]
+    assert any(grads) == go
+    optimizer.step()
+    optimizer.close()
+    optimizer.weights.close()
 
 
 def test_buffers_are_as_many_as_configured():

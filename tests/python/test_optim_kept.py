@@ -4,6 +4,7 @@ import errno
 import logging
 
 import pytest
+import tensorferry.offload
 import tensorferry.optim
 import torch
 from drives import failing_drive
@@ -109,11 +110,12 @@ def test_what_stays_is_not_moved(tmp_path, limit, share):
     optimizer.step()
     stats = optimizer.stats()
     total = 10 * 2 * MiB
-    assert stats["kept_bytes"] == share * total
+    assert stats["kept_bytes"] == stats["kept_cpu_bytes"] == share * total
+    assert stats["kept_gpu_bytes"] == 0
     assert stats["tensor_bytes"] == (1 - share) * total
     assert moved(optimizer) - before == 2 * (1 - share) * total
     optimizer.close()
-    assert optimizer._store.kept.nbytes == 0
+    assert optimizer._store.kept.nbytes("cpu") == 0
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,38 @@ def test_the_bytes_of_a_parameter_include_gradients_on_the_drive(tmp_path):
     assert optimizer.stats()["written_bytes_per_parameter"] == pytest.approx(12, rel=0.1)
     assert optimizer.stats()["read_bytes_per_parameter"] == pytest.approx(12, rel=0.1)
     optimizer.close()
+
+
+def bytes_moved(*holders):
+    """(read, written) so far."""
+    stats = [holder.stats() for holder in holders]
+    return [sum(own[key] for own in stats) for key in ("read_bytes", "written_bytes")]
+
+
+@pytest.mark.parametrize("dtype, written", [(torch.float32, 12), (torch.bfloat16, 14)])
+@pytest.mark.parametrize("weights_bytes", [1, 64 * MiB])
+def test_the_bytes_of_a_parameter_include_weights_on_the_drive(
+    tmp_path, dtype, written, weights_bytes
+):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4)))
+    model.to(dtype)
+    weights = tensorferry.offload.parameters(model, tmp_path, max_cpu_bytes=weights_bytes)
+    optimizer = tensorferry.optim.AdamW(model.parameters(), nvme_path=tmp_path)
+    moved = []
+    for _ in range(5):
+        model(torch.ones(1, 512, dtype=dtype)).sum().backward()
+        before = bytes_moved(weights, optimizer)
+        optimizer.step()
+        after = bytes_moved(weights, optimizer)
+        moved = [(now - then) / (4 * 512 * 512) for now, then in zip(after, before)]
+        optimizer.zero_grad()
+    stats = optimizer.stats()
+    assert moved[1] == pytest.approx(written, rel=0.01)
+    assert stats["read_bytes_per_parameter"] == pytest.approx(moved[0], rel=0.01)
+    assert stats["written_bytes_per_parameter"] == pytest.approx(moved[1], rel=0.01)
+    optimizer.close()
+    weights.close(restore=True)
 
 
 def test_what_stays_is_spread_over_the_step(tmp_path):
@@ -340,6 +374,12 @@ def test_auto_takes_half_of_what_is_left_for_each_rank(tmp_path, monkeypatch, ra
         optimizer.step()
     assert optimizer.stats()["kept_bytes"] == kept_bytes
     optimizer.close()
+
+
+def test_auto_takes_half_of_a_gpu_for_a_rank_has_it_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * MiB, 30 * MiB))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert available.auto_bytes(torch.device("cuda", 1)) == 10 * MiB
 
 
 def test_the_log_says_it_once(tmp_path, caplog):

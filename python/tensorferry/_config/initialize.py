@@ -61,13 +61,16 @@ def initialize(
         before = {param: name for name, param in model.named_parameters()}
         model = distribute(model, shards)
         params = None if params is None else renamed(params, before, model)
-    weights = _offload_weights(model, settings, budget)
+    weights, streams = _offload_weights(model, settings, budget)
     try:
+        # If the weights do not fit into memory, neither do their gradients.
+        offload_gradients = streams and overlap is None
+        offloading = _offload_options(settings, budget, overlap, offload_gradients)
         if kind is not None:
             given = list(model.parameters()) if params is None else params
-            optimizer = _make(kind, options, given, settings, budget, overlap)
-        elif optimizer is not None and settings.offload_optimizer["device"] == "nvme":
-            optimizer = optim.offload(optimizer, **_offload_options(settings, budget, overlap))
+            optimizer = _make(kind, options, given, offloading)
+        elif optimizer is not None and offloading is not None:
+            optimizer = optim.offload(optimizer, **offloading)
         if optimizer is None:
             return model, None
         return model, ConfiguredOptimizer(optimizer, settings, weights)
@@ -109,21 +112,26 @@ def _budget(config: Config, max_cpu_bytes: int | str | MemoryBudget | None) -> M
 
 def _offload_weights(
     model: torch.nn.Module, config: Config, budget: MemoryBudget | None
-) -> offload.OffloadedParameters | None:
-    """Moves the weights to NVMe if the configuration says so."""
+) -> tuple[offload.OffloadedParameters | None, bool]:
+    """Moves the weights to NVMe if the configuration says so. Returns them, and whether memory has
+    no room for all of them."""
     section = config.offload_param
     if section["device"] != "nvme":
-        return None
+        return None, False
     itemsize = max((p.dtype.itemsize for p in model.parameters()), default=4)
     elements = section["max_in_cpu"] + section["buffer_count"] * section["buffer_size"]
     on_gpu = any(param.is_cuda for param in model.parameters())  # whose weights are only there
-    return offload.parameters(
+    limit = elements * itemsize if budget is None or on_gpu else budget
+    weights = offload.parameters(
         model,
         section["nvme_path"],
-        elements * itemsize if budget is None or on_gpu else budget,
+        limit,
         pin_memory=section["pin_memory"],
         **config.handle_options,
     )
+    # What a budget has room for is not on the drive.
+    room = 0 if isinstance(limit, MemoryBudget) else limit
+    return weights, weights.stats()["weight_bytes"] > room
 
 
 def _check(
@@ -223,10 +231,12 @@ def _check_overlap(config: Config, overlap: str | None) -> None:
 
 
 def _offload_options(
-    config: Config, budget: MemoryBudget | None, overlap: str | None
-) -> dict[str, Any]:
-    """Returns the arguments of optim.offload()."""
+    config: Config, budget: MemoryBudget | None, overlap: str | None, offload_gradients: bool
+) -> dict[str, Any] | None:
+    """Returns the arguments of optim.offload(); None if the states stay in memory."""
     section = config.offload_optimizer
+    if section["device"] != "nvme":
+        return None
     return {
         "nvme_path": section["nvme_path"],
         "buffer_count": section["buffer_count"],
@@ -236,8 +246,7 @@ def _offload_options(
         "pin_memory": section["pin_memory"],
         # DeepSpeed's ratio is the share that it offloads.
         "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%" if budget is None else budget,
-        # If the weights do not fit into memory, neither do their gradients.
-        "offload_gradients": config.offload_param["device"] == "nvme" and overlap is None,
+        "offload_gradients": offload_gradients,
         **config.handle_options,
         **({} if overlap is None else {"overlap": overlap}),
     }
@@ -247,15 +256,13 @@ def _make(
     kind: type[torch.optim.Optimizer],
     options: dict[str, Any],
     params: list[Any],
-    config: Config,
-    budget: MemoryBudget | None,
-    overlap: str | None,
+    offloading: dict[str, Any] | None,
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer of the configuration."""
+    """Makes the optimizer of the configuration. `offloading` are the arguments of optim.offload(),
+    or None."""
     fused: dict[str, Any] = {"fused": True} if kind in (torch.optim.Adam, torch.optim.AdamW) else {}
-    if config.offload_optimizer["device"] == "nvme":
+    if offloading is not None:
         optimizer = kind(params, **options, **fused)
-        offloading = _offload_options(config, budget, overlap)
         return optim.Offloaded(optimizer, master_weights=True, **offloading)
     if any(param.dtype in HALF for group in params for param in _params_of(group)):
         return MasterWeights(kind, params, **options, **fused)

@@ -36,12 +36,10 @@ def available_bytes(
 def auto_bytes(device: torch.device) -> int:
     """What "auto" takes of the memory of a device."""
     if device.type == "cpu":
-        left = available_bytes()
-    else:
-        import torch
+        return int(available_bytes() * AUTO_SHARE * share_of_process())
+    import torch
 
-        left = torch.cuda.mem_get_info(device)[0]
-    return int(left * AUTO_SHARE * share_of_process())
+    return int(torch.cuda.mem_get_info(device)[0] * AUTO_SHARE)  # each rank has a GPU of its own
 
 
 def share_of_process() -> float:

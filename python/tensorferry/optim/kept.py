@@ -231,10 +231,9 @@ class KeptStates:
             copy.wait()
         self._memory.pop(group, None)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the records that memory has now."""
-        return sum(memory.numel() for memory in self._memory.values())
+    def nbytes(self, kind: str) -> int:
+        """Bytes of the records that memory of a kind, "cpu" or "cuda", has now."""
+        return sum(m.numel() for m in self._memory.values() if m.device.type == kind)
 
     def close(self) -> None:
         for group in list(self._memory):

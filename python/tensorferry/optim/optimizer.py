@@ -265,7 +265,7 @@ class Offloaded(torch.optim.Optimizer):
         store = self._open()
         self._check_moments(self.param_groups)
         store.settle()
-        self._traffic.begin_step(store.space.stats(), store.waits)
+        self._traffic.begin_step(store.moved(), store.waits)
         sub_groups = self._sub_groups
         if not sub_groups.has_states:
             self._cut_for(self.param_groups, store)
@@ -490,9 +490,11 @@ class Offloaded(torch.optim.Optimizer):
     def stats(self) -> dict[str, Any]:
         """What the swap space holds and has moved, as SwapSpace.stats(), and besides:
 
-        - `kept_bytes`: bytes of states that stay in memory.
+        - `kept_bytes`: bytes of states that stay in memory: `kept_cpu_bytes` in that of the system
+          and `kept_gpu_bytes` in that of GPUs.
         - `read_bytes_per_parameter`, `written_bytes_per_parameter`: bytes of the drive for each
-          parameter in a step, gradients between the steps too; the average of the last ones.
+          parameter in a step, weights that the step reads and writes and gradients between the
+          steps too; the average of the last ones.
         - `written_bytes_per_day`: what the drive takes in a day at the pace of these steps.
         - `iteration_seconds`: from step to step, and of them `waited_drive_seconds` in which
           computation waited for states, buffers or writes, `waited_copies_seconds` in which it
@@ -500,10 +502,13 @@ class Offloaded(torch.optim.Optimizer):
         """
         if self._store is None:
             raise RuntimeError("this optimizer is closed")
+        on_cpu, on_gpu = (self._store.kept.nbytes(kind) for kind in ("cpu", "cuda"))
         parameters = sum(s.numel for own in self._sub_groups.shards.values() for s in own)
         return {
             **self._store.space.stats(),
-            "kept_bytes": self._store.kept.nbytes,
+            "kept_bytes": on_cpu + on_gpu,
+            "kept_cpu_bytes": on_cpu,
+            "kept_gpu_bytes": on_gpu,
             **self._traffic.stats(parameters),
             **self._traffic.seconds(),
         }

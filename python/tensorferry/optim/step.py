@@ -320,7 +320,7 @@ class Step:
         # Outside: values that are in memory are copied by the stream that computes.
         for shard, memory in load.stored_values.items():
             if not (shard.master and shard in known) or shard.param in self._edited:
-                load.operations += _stored(shard).read(memory, shard.begin, shard.end)
+                load.operations += self._store.read_weights(_stored(shard), memory, shard)
 
     def _is_stored(self, shard: Shard) -> bool:
         return self._gradients is not None and self._gradients.has(shard)
@@ -525,7 +525,7 @@ class Step:
         else:
             self._store.write(load.group, record.fields, record.memory)
         for shard, memory in load.stored_values.items():
-            self._store.note_writes(_stored(shard).write(memory, shard.begin, shard.end))
+            self._store.write_weights(_stored(shard), memory, shard)
         if load.buffer is not None:
             self._store.note_computing(load.buffer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +17,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .._core import Operation, SwapBuffer, SwapSpace
+    from .._memory.reading import Reading
+    from .._memory.stored_parameter import StoredParameter
     from .kept import KeptStates
-    from .sub_groups import StateField, SubGroup
+    from .sub_groups import Shard, StateField, SubGroup
+
+
+@dataclass
+class Moved:
+    """Bytes that a drive has moved."""
+
+    read: int
+    written: int
 
 
 class StateStore:
@@ -33,6 +44,7 @@ class StateStore:
         self.writes: list[Operation | GpuWork] = []  # under way, oldest first
         self.buffers_bytes = buffers_bytes  # of all buffers together, on the device that steps
         self.waits = Waits()
+        self.weight_bytes = Moved(0, 0)  # of weights on the drive, moved by steps
         self._gpu_pools: dict[torch.device, GpuPool] = {}
 
     @property
@@ -123,15 +135,31 @@ class StateStore:
             for group in written:
                 self.space.drop(group.key)
 
-    def note_writes(self, operations: Iterable[Operation]) -> None:
-        """Adds writes that settle() must wait for too."""
-        self.writes += operations
+    def read_weights(self, stored: StoredParameter, memory: Tensor, shard: Shard) -> list[Reading]:
+        """Starts to bring in the values of a shard that the drive has. Returns the reads."""
+        reads = stored.read(memory, shard.begin, shard.end)
+        if reads:  # or they were in memory
+            self.weight_bytes.read += shard.nbytes
+        return reads
+
+    def write_weights(self, stored: StoredParameter, memory: Tensor, shard: Shard) -> None:
+        """Starts to write the values of a shard. settle() waits for that too."""
+        self.writes += stored.write(memory, shard.begin, shard.end)
+        self.weight_bytes.written += shard.nbytes
 
     def drop(self, group: SubGroup) -> None:
         """Forgets the record of a sub-group."""
         group.fields = []
         self.kept.forget(group)
         self.space.drop(group.key)
+
+    def moved(self) -> Moved:
+        """What drives have moved so far: states, gradients and, in steps, weights."""
+        own = self.space.stats()
+        return Moved(
+            own["read_bytes"] + self.weight_bytes.read,
+            own["written_bytes"] + self.weight_bytes.written,
+        )
 
     # --- failures ---
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._memory.waits import COPIES, DRIVE, STEP, Waits
+from .store import Moved
 
 _STEPS = 16  # the pace is that of so many
 _DAY_SECONDS = 24 * 60 * 60
@@ -29,14 +30,13 @@ class Traffic:
     def __init__(self) -> None:
         self._steps: collections.deque[_Begun] = collections.deque(maxlen=_STEPS + 1)
 
-    def begin_step(self, moved: dict[str, Any], waits: Waits) -> None:
-        """Notes what the drive has moved before a step, and what was waited for: `moved` is
-        SwapSpace.stats()."""
+    def begin_step(self, moved: Moved, waits: Waits) -> None:
+        """Notes what the drive has moved before a step, and what was waited for."""
         self._steps.append(
             _Begun(
                 time.monotonic(),
-                moved["read_bytes"],
-                moved["written_bytes"],
+                moved.read,
+                moved.written,
                 waits.seconds(DRIVE),
                 waits.seconds(COPIES),
                 waits.seconds(STEP),
