@@ -37,7 +37,6 @@ SETTINGS = """
 [mypy]
 strict = True
 cache_dir = cache
-untyped_calls_exclude = tensorferry.offload,tensorferry.optim
 [mypy-torch.*]
 follow_imports = skip
 [mypy-plotly.*]
