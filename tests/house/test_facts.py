@@ -202,3 +202,14 @@ def test_the_page_of_a_command_has_the_defaults_of_its_help(command, build_dir):
             if re.search(rf"`{flag.replace('-', '[-_]')}\b", line)
         ]
         assert any(value in line for line in lines), f"{flag}: {value} is not in {lines}"
+
+
+def test_extras_of_the_package_that_are_named_exist():
+    project = read("pyproject.toml")
+    section = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\n", project, re.DOTALL)[1]
+    extras = set(re.findall(r"^(\w+) =", section, re.MULTILINE))
+    files = [ROOT / "README.md"]
+    for folder, pattern in (("src", "*.cc"), ("python", "*.py"), ("docs", "*.md")):
+        files += (ROOT / folder).rglob(pattern)
+    named = {name for path in files for name in re.findall(r"'\.\[(\w+)\]'", path.read_text())}
+    assert named and named <= extras
