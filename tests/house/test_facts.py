@@ -99,6 +99,12 @@ def test_documents_name_the_versions_that_are_tested():
     assert found(r"with torch (\d+\.\d+)", "docs/policy.md") >= torch
     for name in ("docs/policy.md", "docs/guides/deepspeed.md"):
         assert found(r"\b(0\.\d+\.\d+)\b", name) == deepspeed, name
+    tested = read("scripts/requirements-test.txt")
+    for name in ("transformers", "accelerate", "peft", "pytorch-lightning"):
+        least = set(re.findall(rf"^{name}>=([\d.]+)", tested, re.MULTILINE))
+        assert found(rf"{name} ([\d.]+\d)", "docs/policy.md") == least, name
+    major = {version.split(".")[0] for version in re.findall(r"^transformers>=(.*),", tested, re.M)}
+    assert found(r"transformers \(version (\d+)\)", "docs/guides/inference.md") == major
     glibc = found(r"glibc ([\d.]+\d)", "README.md")
     assert found(r"glibc ([\d.]+\d)", "docs/policy.md") == glibc
 
