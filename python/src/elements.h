@@ -12,14 +12,16 @@
 
 namespace tensorferry::python {
 
-// The elements of a buffer. Throws ValueError if it has not `count` of them, those of `whole`.
+// The elements of a buffer. Throws ValueError unless it has `count` of them, as `whole` has,
+// aligned.
 template <class Element>
 std::span<Element> elements(const Buffer& buffer, const char* name, std::size_t count,
                             const char* whole) {
   const std::span<std::byte> bytes = buffer.bytes();
   if (bytes.size() != count * sizeof(Element) ||
       reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(Element) != 0) {
-    const std::string words = std::string(name) + " has not the elements that " + whole + " has";
+    const std::string words =
+        std::string(name) + " must have as many elements as " + whole + ", aligned";
     throw nb::value_error(words.c_str());
   }
   return {reinterpret_cast<Element*>(bytes.data()), count};

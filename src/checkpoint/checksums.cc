@@ -80,7 +80,7 @@ Result<std::map<std::string, Digests, std::less<>>> read_checksums(std::string_v
                               "tensor " + shown(name) + " needs 16 hex digits for each 16 MiB");
     }
     if (!found.emplace(name, *std::move(digests)).second) {
-      return broken_checksums(path, "tensor " + shown(name) + " is there twice");
+      return broken_checksums(path, "tensor " + shown(name) + " appears twice");
     }
   }
   if (!json.finish()) return broken_checksums(path, json.failure());

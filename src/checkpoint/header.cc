@@ -70,7 +70,7 @@ bool HeaderReader::read() {
       found.tensor.name = name_;
       tensors_.push_back(std::move(found));
     } else if (std::exchange(metadata_seen, true)) {
-      json_.fail("__metadata__ is there twice");
+      json_.fail("__metadata__ appears twice");
     } else {
       read_metadata();
     }
@@ -143,7 +143,7 @@ void HeaderReader::read_fields(HeaderTensor& tensor) {
     } else {
       json_.skip();
     }
-    if (twice) json_.fail(field + " is there twice");
+    if (twice) json_.fail(field + " appears twice");
   }
   if (!dtype) json_.fail("dtype is missing");
   if (!shape) json_.fail("shape is missing");
@@ -263,13 +263,13 @@ Result<std::uint64_t> header_json_bytes(std::span<const std::byte> first, std::u
   }
   if (length > header_json_bytes_max) {
     return broken_header(path, 0,
-                         "its header is to have " + std::to_string(length) + " bytes; more than " +
+                         "its header claims " + std::to_string(length) + " bytes; more than " +
                              std::to_string(header_json_bytes_max) + " are not allowed");
   }
   if (length > file_bytes - length_field_bytes) {
     return broken_header(
         path, 0,
-        "its header is to have " + std::to_string(length) + " bytes, but the file has " +
+        "its header claims " + std::to_string(length) + " bytes, but the file has " +
             std::to_string(file_bytes - length_field_bytes) + " after the first 8");
   }
   return length;

@@ -89,7 +89,7 @@ TEST(Header, a_refusal_names_the_rule_and_the_tensor) {
   expect_refused(R"({"a":["F32",[2],[0,8],1]})", "more than three parts");
   expect_refused(R"({"a":["F32"]})", "fewer than three parts");
   expect_refused(R"({"a":{"dtype":"F32","shape":[2]}})", R"(tensor "a": data_offsets is missing)");
-  expect_refused(R"({"a":{"shape":[2],"shape":[2]}})", R"(tensor "a": shape is there twice)");
+  expect_refused(R"({"a":{"shape":[2],"shape":[2]}})", R"(tensor "a": shape appears twice)");
   expect_refused(R"({"a":["F32",[2],[0,8]],"b":["F32",[1],[4,8]]})", R"(tensor "b": data_offsets)");
   expect_refused(R"({"a":["F32",[2],[0,8]],"b":["F32",[1],[4,8]]})", "overlap the bytes up to 8");
   expect_refused(R"({"a":["F32",[1],[4,8]]})", "leave a hole after the bytes up to 0");
@@ -100,7 +100,7 @@ TEST(Header, a_refusal_names_the_rule_and_the_tensor) {
   expect_refused(R"({"a":["F4",[15],[0,8]]})", "does not end on a byte");
   expect_refused(R"({"a":["F32",[1],[0,4]]})", "its tensors have 4 bytes, but 8 follow the header");
   expect_refused(R"({"__metadata__":{"a":1}})", "a value of __metadata__ is not a string");
-  expect_refused(R"({"__metadata__":{},"__metadata__":{}})", "__metadata__ is there twice");
+  expect_refused(R"({"__metadata__":{},"__metadata__":{}})", "__metadata__ appears twice");
   expect_refused("{\"a\xff\":1}", "not UTF-8");
   expect_refused("", "the text ends where '{' must be");
 }

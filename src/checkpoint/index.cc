@@ -68,10 +68,10 @@ bool read_index(JsonReader& json, std::string_view text, WeightMap& files,
   bool metadata_seen = false;
   for (json.enter_object(); json.next_member(member);) {
     if (member == "weight_map") {
-      if (std::exchange(files_seen, true)) json.fail("weight_map is there twice");
+      if (std::exchange(files_seen, true)) json.fail("weight_map appears twice");
       read_weight_map(json, files);
     } else if (member == "metadata") {
-      if (std::exchange(metadata_seen, true)) json.fail("metadata is there twice");
+      if (std::exchange(metadata_seen, true)) json.fail("metadata appears twice");
       read_metadata(json, text, metadata);
     } else {
       json.skip();

@@ -78,7 +78,7 @@ Result<NewHeader> make_header(std::span<const NewTensor> tensors,
                               const std::optional<Metadata>& metadata, std::size_t alignment) {
   if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > header_json_bytes_max) {
     return refused("the alignment " + std::to_string(alignment) +
-                   " is no power of two, or too large");
+                   " is not a power of two, or is too large");
   }
   if (Status checked = check_names(tensors, metadata); !checked.ok()) return checked.error();
 

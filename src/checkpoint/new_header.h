@@ -32,7 +32,7 @@ struct NewHeader {
 // writes, byte for byte, except that it leaves the order of the metadata to chance; here it is
 // sorted. An Error (EINVAL): a name or a metadata text that is not UTF-8, a name twice or
 // `__metadata__`, a shape that tensor_bytes() refuses, a header that is too long, an alignment that
-// is no power of two or beyond header_json_bytes_max.
+// is not a power of two or beyond header_json_bytes_max.
 [[nodiscard]] Result<NewHeader> make_header(std::span<const NewTensor> tensors,
                                             const std::optional<Metadata>& metadata,
                                             std::size_t alignment);

@@ -146,7 +146,8 @@ CLI::Option* add_polling(CLI::App& app, Polling& polling) {
               polling = parse_polling(text);
             } catch (const std::exception&) {
               throw CLI::ValidationError(
-                  "--polling", text + " is no polling; choose off, submission or completion");
+                  "--polling",
+                  text + " is not a kind of polling; choose off, submission or completion");
             }
           },
           "off, submission or completion; burns a core per worker")

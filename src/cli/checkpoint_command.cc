@@ -93,11 +93,13 @@ void add_parts(CLI::App& app, CheckpointArguments& options) {
                                convert_footer, options);
   add_path(convert, "source", options.source, "a checkpoint")->check(CLI::ExistingPath);
   add_path(convert, "target", options.target, "the checkpoint to write");
-  convert->add_option("--to", options.format, "safetensors, torch or dcp; else the name says it")
+  convert
+      ->add_option("--to", options.format,
+                   "safetensors, torch or dcp; default: as the name of the target says")
       ->check(CLI::IsMember({"safetensors", "torch", "dcp"}))
       ->type_name("FORMAT");
   convert->add_flag("--without-objects", options.without_objects,
-                    "leave out what is no tensor, instead of refusing it");
+                    "leave out objects that are not tensors, instead of refusing them");
   CLI::App* compare = add_part(app, "compare", "Say which tensors differ, and by how much",
                                compare_footer, options);
   add_path(compare, "before", options.source, "a checkpoint")->check(CLI::ExistingPath);

@@ -41,7 +41,7 @@ Checked check_machine(const std::string& directory, bench::Precision precision, 
   const std::string found = scratch.file("costs.json");
   const std::string said = scratch.file("said");
   const PythonProgram program{
-      .command = "plan --check", .module = "tensorferry.plan", .install = "'.[torch]'"};
+      .command = "plan --check", .module = "tensorferry.plan", .install = ". torch"};
   const int status = run_to_end(program,
                                 {scratch.path(), "--dtype", to_string(precision), "--device",
                                  on_gpu ? "cuda" : "cpu", "--output", found},

@@ -63,10 +63,12 @@ void add_parts(CLI::App& app, SnapshotArguments& options) {
                    "torch")
       ->check(CLI::IsMember({"torch", "safetensors", "dcp"}))
       ->type_name("NAME");
-  to_export->add_option("--rank", options.rank, "whose weights, if several ranks took it")
+  to_export
+      ->add_option("--rank", options.rank,
+                   "whose weights to export, if several ranks took the snapshot")
       ->type_name("N");
   add_part(app, "drop", "Remove a snapshot and free its space", options)
-      ->add_option("name", options.second, "which snapshot")
+      ->add_option("name", options.second, "the snapshot to remove")
       ->required()
       ->type_name("NAME");
 }

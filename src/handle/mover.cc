@@ -177,7 +177,7 @@ void Mover::loaded(std::uint32_t index) {
 // Making huge pages just ahead of the read is several times cheaper, and uses no more memory: the
 // read fills the whole range. MADV_COLLAPSE leaves no advice on memory that is the caller's, unlike
 // MADV_HUGEPAGE; it wants one small page to be there, and not the zero page, which Linux 6.18
-// refuses. Before Linux 6.1, or if no huge page is to be had, the kernel makes small ones as the
+// refuses. Before Linux 6.1, or if no huge page is free, the kernel makes small ones as the
 // request or the copy needs them.
 bool Mover::make_pages(const Run& run, const Block& block) {
   if (!run.fresh) return false;

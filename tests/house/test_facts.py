@@ -99,6 +99,12 @@ def test_documents_name_the_versions_that_are_tested():
     assert found(r"with torch (\d+\.\d+)", "docs/policy.md") >= torch
     for name in ("docs/policy.md", "docs/guides/deepspeed.md"):
         assert found(r"\b(0\.\d+\.\d+)\b", name) == deepspeed, name
+    tested = read("scripts/requirements-test.txt")
+    for name in ("transformers", "accelerate", "peft", "pytorch-lightning"):
+        least = set(re.findall(rf"^{name}>=([\d.]+)", tested, re.MULTILINE))
+        assert found(rf"{name} ([\d.]+\d)", "docs/policy.md") == least, name
+    major = {version.split(".")[0] for version in re.findall(r"^transformers>=(.*),", tested, re.M)}
+    assert found(r"transformers \(version (\d+)\)", "docs/guides/inference.md") == major
     glibc = found(r"glibc ([\d.]+\d)", "README.md")
     assert found(r"glibc ([\d.]+\d)", "docs/policy.md") == glibc
 
@@ -202,3 +208,85 @@ def test_the_page_of_a_command_has_the_defaults_of_its_help(command, build_dir):
             if re.search(rf"`{flag.replace('-', '[-_]')}\b", line)
         ]
         assert any(value in line for line in lines), f"{flag}: {value} is not in {lines}"
+
+
+def test_extras_of_the_package_that_are_named_exist():
+    project = read("pyproject.toml")
+    section = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\n", project, re.DOTALL)[1]
+    extras = set(re.findall(r"^(\w+) =", section, re.MULTILINE))
+    files = [ROOT / "README.md"]
+    for folder, pattern in (("src", "*.cc"), ("python", "*.py"), ("docs", "*.md")):
+        files += (ROOT / folder).rglob(pattern)
+    named = {name for path in files for name in re.findall(r"'\.\[(\w+)\]'", path.read_text())}
+    assert named and named <= extras
+
+
+PACKAGE = "python/tensorferry/"
+SYSTEMS = "docs/guides/systems.md"
+NUMBERS = [  # (where the code has a number, {where else it stands})
+    ((f"{PACKAGE}optim/traffic.py", r"_STEPS = (\d+)"), {"docs/offload.md": r"last (\d+) steps"}),
+    (
+        ("python/src/masters.cc", r"block_elements = (\d+);"),
+        {"docs/offload.md": r"digest of every ([\d,]+) elements"},
+    ),
+    (
+        (f"{PACKAGE}offload/residency.py", r"_AHEAD_BYTES = (\d+) << 20"),
+        {"docs/offload.md": r"\((\d+) MiB at most\)"},
+    ),
+    (
+        (f"{PACKAGE}offload/__init__.py", r"keep_bytes: int = (\d+) << 10"),
+        {"docs/offload.md": r"`keep_bytes` \((\d+) KiB\)"},
+    ),
+    (
+        (f"{PACKAGE}_saving/line.py", r"_EXIT_LIMIT_SECONDS = (\d+)"),
+        {"docs/checkpoint.md": r"has not moved for (\d+) seconds"},
+    ),
+    (
+        (f"{PACKAGE}_saving/line.py", r"STAGE_BYTES = (\d+) << 30"),
+        {
+            "docs/checkpoint.md": r"(\d+) GiB unless you say otherwise",
+            f"{PACKAGE}checkpoint/__init__.py": r"\((\d+) GiB, unless you say otherwise\)",
+        },
+    ),
+    (
+        (f"{PACKAGE}checkpoint/torch_writer.py", r"WINDOWS = (\d+)"),
+        {"docs/checkpoint.md": r"(\d+) windows of 16 MiB"},
+    ),
+    (
+        (f"{PACKAGE}dcp/piece_checksums.py", r"PIECE_BYTES = (\d+) << 10"),
+        {"docs/dcp.md": r"adds checksums of (\d+) KiB each"},
+    ),
+    (
+        (f"{PACKAGE}dcp/safetensors_sums.py", r"_PIECE_BYTES = (\d+) << 10"),
+        {"docs/dcp.md": r"Pieces of (\d+) KiB that two ranks"},
+    ),
+    (
+        ("src/handle/claim_queue.h", r"passed_over_max = (\d+);"),
+        dict.fromkeys(
+            ("include/tensorferry/options.h", "docs/architecture.md", SYSTEMS),
+            r"After (\d+) blocks of (?:// )?higher",
+        ),
+    ),
+    (
+        ("src/handle/governor.h", r"limit_max = (\d+) \* MiB"),
+        dict.fromkeys(
+            ("include/tensorferry/options.h", "docs/architecture.md", SYSTEMS),
+            r"between 1 and (?:// )?(\d+) MiB",
+        ),
+    ),
+    (
+        ("src/handle/process_share.cc", r"slot_bytes_max = (\d+) \* MiB"),
+        {
+            "src/handle/process_share.h": r"(\d+) MiB of slots",
+            "docs/scale.md": r"and (\d+) MiB of slots",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("source, others", NUMBERS, ids=[where[0] for where, _ in NUMBERS])
+def test_a_number_of_the_code_is_the_same_in_the_documents(source, others):
+    name, pattern = source
+    number = found(pattern, name)
+    for other, words in others.items():
+        assert {value.replace(",", "") for value in found(words, other)} == number, other

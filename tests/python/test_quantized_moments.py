@@ -213,9 +213,9 @@ def test_threads_give_the_same_bits(name):
 def test_memory_of_another_size_is_refused():
     values, codes, scales = torch.zeros(300), torch.zeros(300, dtype=torch.uint8), torch.zeros(2)
     for call in (_core.quantize_moment, _core.dequantize_moment):
-        with pytest.raises(ValueError, match="codes has not the elements that values has"):
+        with pytest.raises(ValueError, match="codes must have as many elements as values"):
             call("exp_avg", values, codes[1:], scales, 1)
-        with pytest.raises(ValueError, match="scales has not the elements that values has"):
+        with pytest.raises(ValueError, match="scales must have as many elements as values"):
             call("exp_avg", values, codes, scales[1:], 1)
         with pytest.raises(ValueError, match="step is neither exp_avg nor exp_avg_sq"):
             call("step", values, codes, scales, 1)

@@ -17,14 +17,19 @@ PUBLIC = [
     "tensorferry",
     "tensorferry.aio",
     "tensorferry.checkpoint",
+    "tensorferry.dcp",
     "tensorferry.deepspeed",
+    "tensorferry.inspection",
     "tensorferry.offload",
     "tensorferry.optim",
+    "tensorferry.plan",
     "tensorferry.report",
     "tensorferry.safetensors",
     "tensorferry.safetensors.numpy",
     "tensorferry.safetensors.torch",
+    "tensorferry.snapshot",
     "tensorferry.sweep",
+    "tensorferry.transformers",
 ]
 
 # torch is not read: it takes a minute, and says nothing about this package.
@@ -32,10 +37,11 @@ SETTINGS = """
 [mypy]
 strict = True
 cache_dir = cache
-untyped_calls_exclude = tensorferry.offload,tensorferry.optim
 [mypy-torch.*]
 follow_imports = skip
 [mypy-plotly.*]
+follow_imports = skip
+[mypy-transformers.*]
 follow_imports = skip
 """
 
@@ -46,10 +52,14 @@ from pathlib import Path
 
 import tensorferry
 import tensorferry.aio
+import tensorferry.checkpoint
+import tensorferry.dcp
 import tensorferry.deepspeed
 import tensorferry.report
 import tensorferry.safetensors.torch
+import tensorferry.snapshot
 import tensorferry.sweep
+import tensorferry.transformers
 import torch
 
 
@@ -108,6 +118,61 @@ def train(model: torch.nn.Linear) -> None:
         configured.step()
 
 
+def overlap(model: torch.nn.Module, loss: torch.Tensor) -> float:
+    optimizer = tensorferry.optim.AdamW(
+        model.parameters(), nvme_path=["/mnt/a"], overlap="iteration", moments="int8"
+    )
+    with tensorferry.offload.activations("/mnt/a") as activations, optimizer.last_backward():
+        loss.backward()
+    optimizer.step()
+    optimizer.settle()
+    print(activations.stats()["saved_bytes"] + optimizer.stats()["kept_bytes"])
+    with tensorferry.PriorityScope("background"):
+        saving: tensorferry.checkpoint.Saving = tensorferry.checkpoint.save(
+            model.state_dict(), "model.pt", wait=False, when_busy="refuse"
+        )
+    tensorferry.checkpoint.save(model, "model.pt", format="torch")
+    saving.wait(timeout=3.5)
+    done, total = saving.progress
+    return done / total
+
+
+def snapshots(model: torch.nn.Module, optimizer: tensorferry.optim.Offloaded) -> list[str]:
+    taken = tensorferry.snapshot.take(
+        Path("snapshots"), model=model, optimizer=optimizer, extra={"step": 3}, keep=2
+    )
+    resumed = tensorferry.snapshot.resume("snapshots", model=model, optimizer=optimizer)
+    print(None if resumed is None else resumed.extra["step"], taken.stored_bytes + 1)
+    counts = tensorferry.snapshot.export("snapshots", "model", name=taken.name, format="dcp")
+    print(counts["bytes"] + tensorferry.snapshot.verify("snapshots")["tensors"])
+    tensorferry.snapshot.drop("snapshots", taken.name)
+    return [one.name for one in tensorferry.snapshot.find("snapshots")]
+
+
+def larger_than_memory(model: torch.nn.Module, prompt: torch.Tensor) -> None:
+    weights = tensorferry.offload.checkpoint(
+        model, ["a.safetensors"], rename=lambda name: name or None, strict=False
+    )
+    weights.close(restore=True)
+    llama = tensorferry.transformers.from_pretrained("llama", 1 << 30, dtype="auto")
+    read: float = tensorferry.transformers.weights_of(llama).stats()["read_bytes"]
+    with tensorferry.transformers.NvmeCache(llama.config, "/mnt/a", 1 << 30) as cache:
+        cache.save("prompt", llama, prompt)
+    callback = tensorferry.transformers.SnapshotCallback("snapshots", every=100)
+    print(read, callback.checkpoint() or "the first run")
+
+
+def distributed() -> dict[str, int]:
+    stager = tensorferry.dcp.Stager(stage_bytes=1 << 30)
+    tensorferry.dcp.Writer("checkpoint", layout="huggingface", progress=True)
+    tensorferry.dcp.Reader(Path("checkpoint"), verify=False)
+    tensorferry.dcp.verify("checkpoint")
+    with tensorferry.NewFile("notes", permissions=0o600) as new:
+        new.reserve(4096)
+        new.commit()
+    return stager.stats()
+
+
 def main() -> None:
     pinned = tensorferry.PinnedBuffer(4096)
     with tensorferry.Handle("io_uring", queue_depth=64) as handle:
@@ -144,6 +209,13 @@ MISTAKES = {
     "tensorferry.optim.AdamX": 'Module has no attribute "AdamX"',
     "tensorferry.safetensors.safe_open('a')": 'Missing positional argument "framework"',
     "tensorferry.safetensors.torch.load_file('a', progress='b')": '"progress" to "load_file"',
+    "tensorferry.checkpoint.save({}, 'a', when_busy='wait')": "No overload variant",
+    "tensorferry.checkpoint.save({}, 'a').wait()": '"None" has no attribute "wait"',
+    "tensorferry.dcp.Writer('a', layout='mine')": 'Argument "layout" to "Writer"',
+    "tensorferry.snapshot.take(model=None)": 'Missing positional argument "path"',
+    "tensorferry.snapshot.resume('a').extra": 'has no attribute "extra"',
+    "tensorferry.transformers.SnapshotCallback('a')": 'Missing named argument "every"',
+    "tensorferry.PriorityScope('idle')": "expected \"Literal['urgent'",
     "tensorferry.sweep.Job(3)": 'Argument 1 to "Job" has incompatible type "int"',
 }
 

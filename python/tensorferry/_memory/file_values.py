@@ -215,7 +215,7 @@ class FileValues:
             values = slot[self.lead :][: self.size.numel() * self.dtype.itemsize]
             return values.view(self.dtype).as_strided(self.size, self.stride).clone()
 
-    # --- what nobody does ---
+    # --- what files refuse ---
 
     def put(self, slot: torch.Tensor, begin: int, end: int) -> Iterator[Operation]:
         self._refuse()

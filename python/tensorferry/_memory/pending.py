@@ -1,4 +1,4 @@
-"""Parameters whose new values are not computed yet: whoever reads one gets them computed first."""
+"""Parameters whose new values are not computed yet: reading one computes them first."""
 
 from __future__ import annotations
 

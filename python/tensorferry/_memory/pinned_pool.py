@@ -26,9 +26,9 @@ class PinnedPool:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int, timeout: float = 0) -> memoryview:
-        """Returns a part of the memory. Raises TimeoutError if there is none of so many bytes, and
-        none becomes free within `timeout` seconds. Whoever uses the memory must hold this very
-        object, as torch.frombuffer() does."""
+        """Returns a part of the memory. Raises TimeoutError if no part of so many bytes becomes
+        free within `timeout` seconds. The user of the memory must hold this very object, as
+        torch.frombuffer() does."""
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:

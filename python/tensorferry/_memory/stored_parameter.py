@@ -34,7 +34,7 @@ class StoredParameter:
         self, param: torch.nn.Parameter | None, values: Values, buffer: WeightBuffer, offset: int
     ) -> None:
         """`values` are on the drive; their memory begins at byte `offset` of the buffer. `param` is
-        None for a part of a parameter, which nobody sees but who asks for its memory."""
+        None for a part of a parameter, of which users get the memory alone."""
         # Does not keep the parameter alive.
         self._param = (lambda: None) if param is None else TensorWeakRef(param)
         self.values = values
@@ -142,7 +142,7 @@ class StoredParameter:
         return elements.as_strided(self.size, self.stride)
 
     def own_values(self) -> torch.Tensor | None:
-        """Returns what the parameter has; None if there is none."""
+        """Returns the parameter; None if it has gone."""
         return self.param
 
     def is_elsewhere(self, memory: torch.Tensor) -> bool:

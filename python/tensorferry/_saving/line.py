@@ -211,7 +211,7 @@ class _Line:
                 return
 
     def _look_after(self, job: Job) -> None:
-        """Somebody waits for room: the writes before it are as urgent as he is."""
+        """This thread waits for room: gives the writes before it the priority of the thread."""
         first = self.first()
         if first is not None:
             first.raise_for_waiter()
@@ -280,7 +280,7 @@ class _Line:
                         memory = window.complete(contents.passed)
                         under_way.add(handle.write(memory, file, window.begin), window)
                     elif under_way:
-                        finish_oldest()  # whoever stages may need its memory
+                        finish_oldest()  # a thread that stages may need its memory
                     else:
                         break
             contents.end(file)

@@ -12,7 +12,7 @@ from typing import Any
 from .._core import NewFile
 from .windows import UnderWay
 
-# How often somebody who waits looks for operations that he can speed up.
+# How often a waiting thread looks for operations whose priority it can raise.
 _LOOK_SECONDS = 0.05
 
 
@@ -155,7 +155,7 @@ class Saving:
     # What follows is for the thread that writes.
 
     def begin(self, under_way: UnderWay[Any]) -> None:
-        """The writes begin. cancel() and whoever waits find them there."""
+        """The writes begin. cancel() and threads that wait find them there."""
         self._under_way = under_way
         self.check()
 
@@ -195,10 +195,10 @@ class Saving:
 
     @property
     def failed_unseen(self) -> bool:
-        """Whether it failed otherwise than by cancel(), and nobody was told."""
+        """Whether it failed, and not by cancel(), and nobody has heard of it."""
         return self._error is not None and not self._seen and not self._cancelled
 
     def tell(self) -> BaseException | None:
-        """Returns the error, which somebody hears of now."""
+        """Returns the error, and notes that somebody has heard of it."""
         self._seen = True
         return self._error

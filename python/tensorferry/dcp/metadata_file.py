@@ -1,7 +1,8 @@
 """Reads and writes `.metadata`, the pickle that says where each item of a checkpoint is.
 
-Whoever can write that file could have an ordinary unpickler run anything. Here it makes objects of
-the classes that a checkpoint needs, and nothing else. It cannot change the classes either.
+With an ordinary unpickler, anybody who can write that file could run any code. This one makes
+objects of the classes that a checkpoint needs, and nothing else. It cannot change the classes
+either.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Piece(NamedTuple):
     file: File
     offset: int
     memory: Any  # a tensor of bytes
-    owner: Any  # whoever is told about it
+    owner: Any  # what is told when it is read or written
 
 
 def windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Bytes of a source. The memory is another one's after the next window was asked for."""
+    """Bytes of a source. The memory is reused when the next window is asked for."""
 
     owner: Any
     begin: int  # a multiple of WINDOW_BYTES

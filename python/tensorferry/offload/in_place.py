@@ -124,9 +124,7 @@ class InPlace:
             found = dict(self._model.named_parameters(remove_duplicate=False))
             found.update(_persistent_buffers(self._model))  # type: ignore[arg-type]
             on_meta = [name for name in missing if found[name].device.type == "meta"]
-            problems += _problem(
-                "neither the checkpoint nor the model has values of", on_meta
-            )
+            problems += _problem("neither the checkpoint nor the model has values of", on_meta)
             if missing:
                 _log.warning("not in the checkpoint, left as they are: %s", _listed(missing))
         if extra_is_error:

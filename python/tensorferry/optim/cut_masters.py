@@ -3,7 +3,7 @@
 A weight in bf16 is its master rounded to nearest. Where the weight is in memory, 16 bits more give
 the master back, to the bit; the few that lie exactly between two weights, and NaN, are listed. That
 holds only together with the weights that were rounded: a digest of each block of them tells which
-ones somebody has changed since, by whatever way. The masters of those blocks begin anew from the
+ones somebody has changed since, in whatever way. The masters of those blocks begin anew from the
 weights."""
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ class LateStep:
     all processors for one forward pass, so another thread would only take some away. A forked child
     has neither the drive nor the threads of its parent: there it steps nothing.
 
-    It holds the gradients. Parameters are pending until they are stepped: modules that are called,
-    and whoever reads one, wait for them. If a step fails, so does the call that made it."""
+    It holds the gradients. Parameters are pending until they are stepped: a module that is called
+    waits for its own, and code that reads one waits for that. If a step fails, so does the call
+    that made it."""
 
     def __init__(
         self, step: Step, store: StateStore, work: list[Work], order: NeedOrder, edits: Edits
@@ -203,7 +204,7 @@ class LateStep:
             self._step.end(waits_for_writes=False)
 
     def abandon(self, error: BaseException) -> None:
-        """Ends the step in the middle. `error` says why, and learns what that means."""
+        """Ends the step in the middle, because of `error`, which gets a note on what that means."""
         with self._lock:
             if not self.ended:
                 self._end()

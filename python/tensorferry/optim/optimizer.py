@@ -362,9 +362,10 @@ class Offloaded(torch.optim.Optimizer):
         self._late = None if late.ended else late
 
     def settle(self) -> None:
-        """Steps now what overlap="iteration" has left of the last step(). Modules that are called
-        and whoever reads a parameter do it for that parameter; call settle() before others do it:
-        code in C++ outside of modules, and tensors that share the memory of a parameter."""
+        """Steps now what overlap="iteration" has left of the last step(). A call of a module steps
+        its parameters, and reading a parameter steps that one. Call settle() before parameters are
+        read in another way: by C++ outside of modules, or through tensors that share their memory.
+        """
         late, self._late = getattr(self, "_late", None), None
         if late is not None:
             late.settle_all()

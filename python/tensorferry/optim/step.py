@@ -54,7 +54,7 @@ class Scratch:
         return page_up(4 * count)
 
     def begin(self) -> None:
-        """Nobody uses any more what was taken so far."""
+        """Frees all that was taken so far."""
         self._end = 0
 
     def take(self, count: int) -> Tensor:
@@ -221,7 +221,7 @@ class Step:
         self._held.pop(param, None)
 
     def abandon(self, error: BaseException) -> None:
-        """Ends the step in the middle. `error` says why, and learns what that means."""
+        """Ends the step in the middle, because of `error`, which gets a note on what that means."""
         if self._ended:
             return
         self._ended = True

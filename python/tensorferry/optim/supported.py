@@ -63,7 +63,7 @@ def check(optimizer: object) -> None:
 def check_moments(
     moments: str, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], masters: bool
 ) -> None:
-    """Refuses a form of the moments that there is not, or not for these groups."""
+    """Raises unless the moments can have this form, and have it in these groups."""
     if moments not in CHOICES:
         raise ValueError(f"moments is {moments!r}: give one of {', '.join(map(repr, CHOICES))}")
     if moments == "fp32":

@@ -45,7 +45,7 @@ class Traffic:
 
     def stats(self, parameters: int) -> dict[str, float]:
         """Bytes per parameter and step, and bytes written in a day at this pace; zeros before the
-        second step begins. The first step, which reads nothing, is left out as soon as may be."""
+        second step begins. The first step, which reads nothing, is left out as soon as possible."""
         steps = self._counted()
         if len(steps) < 2 or parameters == 0:
             read = written = pace = 0.0

@@ -40,7 +40,7 @@ class Arena:
     def lent_part(self, offset: int, length: int) -> memoryview:
         """Returns the same, and gives its pages back to the system as soon as this object has gone.
 
-        Whoever uses the memory must hold this very object, not another view of the same bytes.
+        The user of the memory must hold this very object, not another view of the same bytes.
         """
         part = self.part(offset, length)
         if length >= _GIVE_BACK_BYTES:

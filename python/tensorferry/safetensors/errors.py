@@ -36,8 +36,8 @@ WRONG_SIZE = "invalid shape, data type, or offset for tensor"
 # What our messages about a header say, and how safetensors says it.
 _HEADER_WORDS = [
     (r"shorter than the 8 bytes", "header too small"),
-    (r"its header is to have .* are not allowed", "header too large"),
-    (r"its header is to have .* after the first 8", "invalid header length"),
+    (r"its header claims .* are not allowed", "header too large"),
+    (r"its header claims .* after the first 8", "invalid header length"),
     (r"a byte that is not UTF-8", "invalid UTF-8 in header"),
     (r"its tensors have .* follow the header", "incomplete metadata, file not fully covered"),
     (

@@ -98,7 +98,7 @@ def resume(
 
 
 def find(path: AnyPath) -> list[Snapshot]:
-    """Returns the snapshots in a folder, oldest first. Those that were not finished are none."""
+    """Returns the snapshots in a folder, oldest first, without those that were not finished."""
     return folder.find(Path(path))
 
 
@@ -137,6 +137,6 @@ def export(
 
 
 def drop(path: AnyPath, name: str) -> None:
-    """Removes a snapshot and frees its space. If the run that took it lives, that one uses the
-    space again from its next snapshot on."""
+    """Removes a snapshot and frees its space. If the run that took it still goes on, it uses
+    the space again from its next snapshot on."""
     folder.drop(Path(path), name)

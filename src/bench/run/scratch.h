@@ -10,7 +10,7 @@ namespace tensorferry::bench {
 // Touches nothing else in `directory`.
 class Scratch {
  public:
-  // Throws Error with a hint if `directory` is missing, is no directory, is not writable, or has
+  // Throws Error with a hint if `directory` is missing, is not a directory, is not writable, or has
   // less than `bytes_needed` free.
   Scratch(const std::string& directory, std::uint64_t bytes_needed);
   ~Scratch();
