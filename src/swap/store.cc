@@ -25,6 +25,13 @@ constexpr std::uint64_t learning_bytes = 16 * MiB;
 // How often a signal may interrupt the growth of a file.
 constexpr int interrupts_max = 100;
 
+// A path that stays true when the program changes its directory.
+std::string anchored(const std::string& given) {
+  if (given.starts_with('/') || given.find('\0') != std::string::npos) return given;
+  std::string real = os::real_path(given);
+  return real.empty() ? given : real;  // whoever opens it says why
+}
+
 }  // namespace
 
 Allocation::~Allocation() {
@@ -77,7 +84,7 @@ Result<std::shared_ptr<Store>> Store::make(os::System& system,
 }
 
 Status Store::add_drive(const std::string& given, const std::string& run, unsigned rank) {
-  auto directory = RunDirectory::make(system_, given, run, rank);
+  auto directory = RunDirectory::make(system_, anchored(given), run, rank);
   if (!directory.ok()) return directory.error();
   const Result<int> made = directory.value()->make_file();
   if (!made.ok()) return made.error();
@@ -88,7 +95,8 @@ Status Store::add_drive(const std::string& given, const std::string& run, unsign
   paths_.push_back(directory.value()->path());
   const auto& notes = directory.value()->notes();
   notes_.insert(notes_.end(), notes.begin(), notes.end());
-  drives_.push_back({given, std::move(directory.value()), File(std::move(file.value())), {}});
+  drives_.push_back(
+      {os::real_path(given), std::move(directory.value()), File(std::move(file.value())), {}});
   return Nothing{};
 }
 
@@ -318,8 +326,6 @@ void Store::detach(const std::vector<std::size_t>& numbers) {
     for (const std::size_t number : numbers) drive.directory->let_go(number);
   }
 }
-
-std::string Store::given(std::size_t drive) const { return os::real_path(drives_[drive].given); }
 
 void Store::give_back(const std::vector<DriveExtent>& taken) {
   if (generation_ != os::fork_generation()) return;

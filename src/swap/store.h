@@ -110,8 +110,10 @@ class Store : public std::enable_shared_from_this<Store> {
   [[nodiscard]] std::vector<SwapDrive> drives();
   [[nodiscard]] const File& file(std::size_t drive) const { return drives_[drive].file; }
   [[nodiscard]] os::System& system() const noexcept { return system_; }
-  // The directory that the user gave for a drive, without links.
-  [[nodiscard]] std::string given(std::size_t drive) const;
+  // The directory that the user gave for a drive, without links, as it was then.
+  [[nodiscard]] const std::string& given(std::size_t drive) const noexcept {
+    return drives_[drive].given;
+  }
   [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import tensorferry.offload
 import tensorferry.optim
 import tensorferry.snapshot
@@ -98,3 +99,33 @@ def assert_same_bits(one, other):
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+def links(nvme):
+    return sorted(name.name for name in nvme.glob("tensorferry-snapshots-*/*"))
+
+
+@pytest.fixture
+def nvme(tmp_path):
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def make(nvme):
+    """Makes runs, and closes them at the end."""
+    made = []
+
+    def new(kind="fp32", **options):
+        made.append(Run(nvme, **(KINDS[kind] | options)))
+        return made[-1]
+
+    yield new
+    for run in made:
+        run.close()

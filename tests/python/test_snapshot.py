@@ -1,51 +1,22 @@
 """Snapshots of runs on NVMe: the run that resumes has the same bits."""
 
 import errno
-import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 import tensorferry
 import tensorferry.snapshot
 import torch
+import torch.distributed.checkpoint
 from programs import run_python
-from snapshotting import KINDS, Run, assert_same_bits, seed_all
+from snapshotting import KINDS, assert_same_bits, make, nvme, path, seed_all
 from training import small_model
 from warm_python import WARM_PYTHON
 
+__all__ = ["make", "nvme", "path"]
+
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def nvme(tmp_path):
-    folder = tmp_path / "nvme"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "snapshots"
-
-
-@pytest.fixture
-def make(nvme):
-    """Makes runs, and closes them at the end."""
-    made = []
-
-    def new(kind="fp32", **options):
-        made.append(Run(nvme, **(KINDS[kind] | options)))
-        return made[-1]
-
-    yield new
-    for run in made:
-        run.close()
-
-
-def links(nvme):
-    return sorted(name.name for name in nvme.glob("tensorferry-snapshots-*/*"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,27 +35,6 @@ def test_a_run_goes_on_from_a_snapshot_with_the_same_bits(kind, make, path):
     assert second.resume(path).snapshot.number == 1
     assert [second.step() for _ in range(3)] == losses
     assert_same_bits(second.bits(), expected)
-
-
-@pytest.mark.parametrize("kind", ["bf16", "all in memory"])
-def test_a_run_with_an_edited_weight_goes_on_too(kind, make, path):
-    """After the step that has noticed it, all of its master is stored; and so it stays."""
-    seed_all(1)
-    first = make(kind, dtype=torch.bfloat16)
-    first.step()
-    next(first.model.parameters()).data.mul_(1.5)
-    first.step()
-    first.take(path)
-    losses = [first.step() for _ in range(2)]
-    expected, stored = first.bits(), first.stored_bytes()
-    first.close()
-    seed_all(2)
-    second = make(kind, dtype=torch.bfloat16, seed=9)
-    second.step()
-    assert second.resume(path).snapshot.number == 1
-    assert [second.step() for _ in range(2)] == losses
-    assert_same_bits(second.bits(), expected)
-    assert second.stored_bytes() == stored
 
 
 def test_the_snapshot_that_a_run_resumes_from_stays_as_it_is(make, path):
@@ -150,54 +100,6 @@ def test_weights_may_be_in_memory_in_one_run_and_on_the_drive_in_the_next(make, 
     assert_same_bits(dict(on_drive.model.state_dict()), in_memory.model.state_dict())
 
 
-def test_keep_drops_older_snapshots_and_their_files(make, path, nvme):
-    run = make("weights")
-    for _ in range(5):
-        run.step()
-        run.take(path, keep=2)
-    assert [one.number for one in tensorferry.snapshot.find(path)] == [4, 5]
-    assert len(list(path.iterdir())) == 2
-    assert len(links(nvme)) == 4  # of the weights and of the states, twice
-    stats = run.optimizer.stats()
-    assert stats["snapshots"] == 2
-    for _ in range(10):
-        run.step()
-        run.take(path, keep=2)
-    assert run.optimizer.stats()["file_bytes"] == stats["file_bytes"]
-
-
-def test_a_dropped_snapshot_leaves_nothing_behind(make, path, nvme):
-    run = make()
-    run.step()
-    for name in ("a", "b"):
-        run.take(path, name=name)
-        run.step()
-    tensorferry.snapshot.drop(path, "a")
-    assert [one.name for one in tensorferry.snapshot.find(path)] == ["b"]
-    with pytest.raises(tensorferry.snapshot.Unusable, match="has no snapshot 'a': it has b"):
-        tensorferry.snapshot.drop(path, "a")
-    tensorferry.snapshot.drop(path, "b")
-    assert links(nvme) == [] and list(path.iterdir()) == []
-    assert run.optimizer.stats()["snapshots"] == 2
-    run.take(path)  # sees that the others are gone
-    assert run.optimizer.stats()["snapshots"] == 1
-
-
-def test_space_of_a_dropped_snapshot_of_an_ended_run_is_freed(make, path, nvme):
-    run = make()
-    for name in ("a", "b"):
-        run.step()
-        run.take(path, name=name)
-    run.close()
-    before = sum(os.stat(file).st_blocks for file in nvme.rglob("*.0"))
-    tensorferry.snapshot.drop(path, "a")
-    after = sum(os.stat(file).st_blocks for file in nvme.rglob("*.0"))
-    assert after < before / 2  # also what the run had besides
-    last = make()
-    last.resume(path)
-    tensorferry.snapshot.verify(path)
-
-
 def test_verify_finds_a_byte_that_has_changed(make, path, nvme):
     run = make()
     run.step()
@@ -218,20 +120,6 @@ def test_verify_finds_a_byte_that_has_changed(make, path, nvme):
     other.resume(path)
     with pytest.raises(OSError, match="checksum is wrong"):
         other.step()
-
-
-def test_a_damaged_manifest_is_refused(make, path):
-    run = make()
-    run.step()
-    taken = run.take(path)
-    manifest = Path(taken.path) / "rank-0.json"
-    text = manifest.read_text()
-    manifest.write_text(text.replace('"states/0",', '"states/1",', 1))
-    with pytest.raises(tensorferry.snapshot.Unusable, match="its checksum is wrong"):
-        run.resume(path)
-    manifest.write_text(text.replace('"version": 1', '"version": 2'))
-    with pytest.raises(tensorferry.snapshot.Unusable, match="has format 2, .* reads 1"):
-        run.resume(path)
 
 
 @pytest.mark.parametrize(
@@ -303,77 +191,58 @@ def test_a_full_drive_refuses_a_snapshot_and_the_run_goes_on(make, path, monkeyp
     run.take(path)
 
 
-def test_a_snapshot_that_another_process_reads_is_not_dropped(make, path):
+def test_a_snapshot_gives_way_unless_its_user_says_otherwise(path, monkeypatch):
+    chosen = []
+
+    class Scope(tensorferry.PriorityScope):
+        def __init__(self, priority):
+            super().__init__(priority)
+            chosen.append(priority)
+
+    monkeypatch.setattr(tensorferry.snapshot, "PriorityScope", Scope)
+    tensorferry.snapshot.take(path)
+    tensorferry.snapshot.take(path, priority="urgent")
+    assert chosen == ["background", "urgent"]
+    with pytest.raises(ValueError, match="urgent, normal or background"):
+        tensorferry.snapshot.take(path, priority="low")
+
+
+def test_states_of_another_number_of_gpus_are_told(monkeypatch):
+    from tensorferry.snapshot.random_states import random_states, set_random_states
+
+    given = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, at: given.update({at: state}))
+    states = random_states() | {"cuda": ["first", "second"]}
+    for count, expected in ((1, ["first"]), (3, ["first", "second"])):
+        given.clear()
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.warns(UserWarning, match=f"random states of 2 GPUs, and this .* has {count}"):
+            set_random_states(states)
+        assert given == dict(enumerate(expected))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="this process has 0"):
+        set_random_states(states)
+
+
+def test_what_accelerate_wraps_keeps_its_states_on_the_drive(make, path):
+    accelerate = pytest.importorskip("accelerate")
+    seed_all(1)
     run = make()
     run.step()
-    taken = run.take(path, name="read")
-    reader = """
-    import sys
-    from tensorferry.snapshot import folder
-    with folder.in_use(folder.find(folder.Path(sys.argv[1]))[0]):
-        print("ready", flush=True)
-        sys.stdin.read()
-    """
-    import subprocess
-    import textwrap
-
-    with subprocess.Popen(
-        [*WARM_PYTHON, "-c", textwrap.dedent(reader), str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        process.stdout.readline()
-        with pytest.raises(OSError, match="is reading this snapshot"):
-            tensorferry.snapshot.drop(path, "read")
-        run.step()
-        run.take(path, keep=1)
-        assert taken in tensorferry.snapshot.find(path)
-    run.take(path, keep=1)
-    assert len(tensorferry.snapshot.find(path)) == 1
-
-
-def test_only_what_a_snapshot_made_is_ever_removed(make, path, tmp_path):
-    foreign = ["ranks/rank-0.log", "ranks/rank-0.pt", "named/.rank-1.swp", "a-file"]
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    run = make()
+    bare = run.optimizer
+    accelerator = accelerate.Accelerator(cpu=True)
+    run.optimizer = accelerator.prepare_optimizer(bare)
+    assert run.optimizer is not bare
+    assert run.take(path).stored_bytes > 0
+    expected = run.bits()
     run.step()
-    (elsewhere / "left").mkdir()
-    run.take(elsewhere, name="killed")
-    (elsewhere / "killed" / "commit.json").unlink()
-    kept = sorted(file.name for file in (elsewhere / "killed").iterdir())
-    for name in foreign:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_text("mine")
-    (path / "empty").mkdir()
-    (path / "linked").symlink_to(elsewhere / "killed", target_is_directory=True)
-    taken = [Path(run.take(path, keep=1).path)]
-    (taken[0] / "notes.txt").write_text("mine")
-    taken.append(Path(run.take(path, keep=1).path))
-    (path / "latest").symlink_to(taken[1].name)
-    assert [one.name for one in tensorferry.snapshot.find(path)] == [taken[1].name]
-    run.take(path, keep=2)
-    assert [file.name for file in taken[0].iterdir()] == ["notes.txt"]
-    assert [one.number for one in tensorferry.snapshot.find(path)] == [2, 3]
-    assert all((path / name).read_text() == "mine" for name in foreign)
-    assert (path / "empty").is_dir()
-    assert sorted(file.name for file in (elsewhere / "killed").iterdir()) == kept
-
-
-def test_a_killed_take_is_removed_by_the_next_one_and_its_name_is_free(make, path, nvme):
-    run = make()
+    run.resume(path)
+    assert_same_bits(run.bits(), expected)
+    run.optimizer = bare
     run.step()
-    killed = Path(run.take(path).path)
-    (killed / "commit.json").unlink()
-    for left in ["snapshot-00000001", "snapshot-00000002"]:  # killed as it began
-        (path / left).mkdir(exist_ok=True)
-    (path / "snapshot-00000002" / ".rank-0.links.9-1.tensorferry").touch()
-    assert run.take(path).name == "snapshot-00000001"
-    assert len(links(nvme)) == 1
-    (path / "snapshot-00000002" / "mine").touch()
-    assert run.take(path).name == "snapshot-00000003"
-    with pytest.raises(FileExistsError, match="choose another"):
-        run.take(path, name="snapshot-00000002")
+    run.resume(path)
+    assert_same_bits(run.bits(), expected)
 
 
 KILLED = """
@@ -411,6 +280,57 @@ def test_a_killed_run_goes_on_from_its_last_snapshot(kind, nvme, path):
     assert [min(part) for part in parts] == [1, 3, 7]
     for part in parts:
         assert part == {number: whole[number] for number in part}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("format", ["torch", "safetensors", "dcp"])
+def test_an_export_reads_each_tensor_once_and_maps_none(format, nvme, path, tmp_path, monkeypatch):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 300, 3).to(memory_format=torch.channels_last),
+        torch.nn.Linear(1100, 2000),  # more than one cut
+        torch.nn.BatchNorm1d(5),
+    )
+    fetch, keys = tensorferry.SwapSpace.fetch, []
+
+    def note(space, key, *rest):
+        keys.append(key)
+        return fetch(space, key, *rest)
+
+    with tensorferry.offload.parameters(model, nvme, keep_bytes=4096, checksums=True):
+        tensorferry.snapshot.take(path, model=model)
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr(tensorferry.SwapSpace, "fetch", note)
+    monkeypatch.setattr(tensorferry.SwapSpace, "view", None)
+    target = tmp_path / "out"
+    counts = tensorferry.snapshot.export(path, target, format=format)
+    assert counts["tensors"] == len(expected) == 9
+    assert counts["bytes"] == sum(value.nbytes for value in expected.values())
+    assert len(set(keys)) == len(keys) == 4
+    if format == "dcp":
+        found = {name: torch.zeros_like(value) for name, value in expected.items()}
+        torch.distributed.checkpoint.load(found, checkpoint_id=target, no_dist=True)
+    else:
+        found = tensorferry.checkpoint.load(target, format=format)
+    assert_same_bits(found, expected)
+    [file] = nvme.rglob("*.model-0.0")
+    with open(file, "r+b") as changed:
+        changed.write(b"damaged")
+    again = tmp_path / "again"
+    with pytest.raises(OSError, match="checksum is wrong"):
+        tensorferry.snapshot.export(path, again, format=format)
+    assert not again.exists()
+
+
+def test_weights_that_a_run_has_in_memory_are_checked_when_it_resumes(make, path, nvme):
+    run = make("weights")
+    run.take(path)
+    run.close()
+    [file] = nvme.rglob("*.model-0.0")
+    with open(file, "r+b") as changed:
+        changed.write(b"damaged")
+    with pytest.raises(OSError, match="checksum is wrong"):
+        tensorferry.snapshot.resume(path, model=make("plain").model)
 
 
 def test_an_export_is_in_the_background_unless_its_user_says_otherwise(make, path, tmp_path):

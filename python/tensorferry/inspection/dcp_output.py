@@ -13,16 +13,22 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from ..dcp import Writer
 from ..dcp.data_file import LateTensor
+from ..dcp.writer import Priority
 from .gathering import source_of
 from .tensors import Checkpoint, Tensor
 from .torch_output import LateBytes, stand_ins
 from .windows import Stream
 
 
-def write_dcp_folder(checkpoint: Checkpoint, path: str, passed: Callable[[int], object]) -> None:
+def write_dcp_folder(
+    checkpoint: Checkpoint,
+    path: str,
+    passed: Callable[[int], object],
+    priority: Priority | None = None,
+) -> None:
     """Replaces the checkpoint in the folder, which is made if it is missing.
 
-    `passed` is called with how many bytes have been written since.
+    `passed` is called with how many bytes have been written since. `priority` is that of Writer.
     """
     done = 0
 
@@ -38,7 +44,7 @@ def write_dcp_folder(checkpoint: Checkpoint, path: str, passed: Callable[[int], 
             warnings.simplefilter("ignore", UserWarning)  # that there is one process
             torch.distributed.checkpoint.save(
                 stand_ins(checkpoint.tensors),
-                storage_writer=Writer(path, progress=report),
+                storage_writer=Writer(path, progress=report, priority=priority),
                 planner=planner,
                 no_dist=True,
             )

@@ -21,6 +21,8 @@ _ELEMENTS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 def source_of(tensor: Tensor) -> Source:
     """How the bytes of a tensor are read, in the order of its elements."""
+    if tensor.fill is not None:
+        return Source(tensor, tensor.bytes, None, tensor.fill)
     stretches = tensor.stretches()
     if stretches is not None:
         return Source(tensor, tensor.bytes, stretches)

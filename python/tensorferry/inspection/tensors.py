@@ -38,6 +38,8 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     checksum: str | None  # of all its bytes: "crc32:..." or "xxh3:..."
+    # Fills memory with its bytes from the given one on, if it is in no file.
+    fill: Callable[[int, memoryview], None] | None = None
 
     @property
     def elements(self) -> int:

@@ -49,6 +49,7 @@ def take(
     extra: Any = None,
     name: str | None = None,
     keep: int | None = None,
+    priority: Priority = "background",
 ) -> Snapshot:
     """Takes a snapshot in the folder `path` and returns it when it is durable.
 
@@ -60,7 +61,8 @@ def take(
     A snapshot outlives its process. `keep` drops older ones in this folder when the new one is
     whole, so that so many are left; without it, only drop() does. A run needs room on its drives
     for the states, for each snapshot that is kept, and for one more. If that is not there, take()
-    raises OSError (ENOSPC); the run and older snapshots are not affected.
+    raises OSError (ENOSPC); the run and older snapshots are not affected. What is written gives way
+    to other operations of the process, unless you name another priority.
 
     With torch.distributed all ranks call it, with the same `path`, which all of them see. The
     snapshot is whole when all ranks have written their parts.
@@ -71,7 +73,9 @@ def take(
         raise ValueError(f"{name!r} cannot be the name of a folder: choose another name")
     from . import taking
 
-    return taking.take(Path(path), model, optimizer, scheduler, scaler, extra, name, keep)
+    with PriorityScope(priority):
+        held = model, optimizer, scheduler, scaler
+        return taking.take(_absolute(path), *held, extra, name, keep, priority)
 
 
 def resume(
@@ -84,7 +88,8 @@ def resume(
     name: str | None = None,
 ) -> Resumed | None:
     """Goes on from the newest snapshot in the folder `path`, or from the one of that name. Returns
-    None if there is none.
+    None if there is none. If the newest is damaged, it goes on from an older one that is not, and
+    warns.
 
     Make the model and the optimizer as the run did that took it, and move them to the drive; this
     call then replaces all values. It reads what was in memory, and no tensors that are on the
@@ -94,12 +99,12 @@ def resume(
     """
     from . import resuming
 
-    return resuming.resume(Path(path), model, optimizer, scheduler, scaler, name)
+    return resuming.resume(_absolute(path), model, optimizer, scheduler, scaler, name)
 
 
 def find(path: AnyPath) -> list[Snapshot]:
     """Returns the snapshots in a folder, oldest first, without those that were not finished."""
-    return folder.find(Path(path))
+    return folder.find(_absolute(path))
 
 
 def verify(
@@ -112,7 +117,7 @@ def verify(
     from . import verifying
 
     with PriorityScope(priority):
-        return verifying.verify(Path(path), name)
+        return verifying.verify(_absolute(path), name)
 
 
 def export(
@@ -127,16 +132,22 @@ def export(
     """Writes the weights and buffers of a snapshot to a checkpoint: a file of torch.save, or a
     safetensors file if the name ends in ".safetensors" or format="safetensors"; format="dcp" writes
     a folder of torch.distributed.checkpoint. The run may go on meanwhile: reads and writes have the
-    priority "background", unless you name another. Compares the checksums
-    first. Returns how many tensors and bytes it has written. With several ranks these are
-    the weights of one of them. For states of an optimizer, resume() and save its state_dict()."""
+    priority "background", unless you name another. It reads each tensor once and compares its
+    checksum: if one is wrong, `target` stays as it was. Returns how many tensors and bytes it has
+    written. With several ranks these are the weights of one of them. For states of an optimizer,
+    resume() and save its state_dict()."""
     from . import verifying
 
     with PriorityScope(priority):
-        return verifying.export(Path(path), Path(target), name, rank, format, priority)
+        return verifying.export(_absolute(path), Path(target), name, rank, format, priority)
 
 
 def drop(path: AnyPath, name: str) -> None:
-    """Removes a snapshot and frees its space. If the run that took it still goes on, it uses
-    the space again from its next snapshot on."""
-    folder.drop(Path(path), name)
+    """Removes a snapshot and frees its space. If the run that took it still goes on, it uses the
+    space again from its next snapshot on."""
+    folder.drop(_absolute(path), name)
+
+
+def _absolute(path: AnyPath) -> Path:
+    """A path that stays true when the program changes its directory."""
+    return Path(path).absolute()

@@ -40,6 +40,10 @@ class Unusable(ValueError):
     """A snapshot that cannot be used: damaged, of another format, or of another run."""
 
 
+class Damaged(Unusable):
+    """A snapshot whose bytes have changed, or of which something is missing."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A snapshot that is whole."""
@@ -97,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise KeyError("format")
         version, crc, content = whole["version"], whole["crc32"], whole["content"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"{path} is damaged, or not part of a snapshot: use another one") from error
+        raise Damaged(f"{path} is damaged, or not part of a snapshot: use another one") from error
     if version != VERSION:
         raise Unusable(
             f"{path} has format {version}, and this tensorferry reads {VERSION}: use the "
@@ -105,7 +109,7 @@ def read_json(path: Path) -> dict[str, Any]:
         )
     text = json.dumps(content, separators=(",", ":"))
     if zlib.crc32(text.encode()) != crc:
-        raise Unusable(f"{path} is damaged, its checksum is wrong: use another snapshot")
+        raise Damaged(f"{path} is damaged, its checksum is wrong: use another snapshot")
     found: dict[str, Any] = content
     return found
 
@@ -146,7 +150,7 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
         }
         return Manifest(content["rank"], content["ranks"], content["layouts"], spaces)
     except (KeyError, TypeError, ValueError) as error:
-        raise Unusable(f"{path} is not the manifest of a snapshot: use another snapshot") from error
+        raise Damaged(f"{path} is not the manifest of a snapshot: use another snapshot") from error
 
 
 def sync(folder: Path) -> None:
@@ -182,52 +186,79 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_use(snapshot: Snapshot) -> Iterator[None]:
-    """Inside, no other process drops the snapshot."""
-    with open(Path(snapshot.path) / COMMIT, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    """Inside, nobody drops the snapshot. Raises Unusable if somebody has."""
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(open(Path(snapshot.path) / COMMIT, "rb"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+            dropped = os.fstat(file.fileno()).st_nlink == 0
+        except FileNotFoundError:
+            dropped = True
+        if dropped:
+            raise Unusable(f"{snapshot.path} has been dropped meanwhile: use another snapshot")
         yield
 
 
-def is_in_use(snapshot: Snapshot) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        with open(Path(snapshot.path) / COMMIT, "rb") as file:
+def uncommit(folder: Path) -> bool:
+    """From now on the snapshot is not whole any more, also after a power cut: the first step of
+    dropping it. Returns False, and does nothing, if somebody reads it now."""
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(FileNotFoundError):
+            file = opened.enter_context(open(folder / COMMIT, "rb"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return True
-    return False
+                return False
+            (folder / COMMIT).unlink()  # who waits for the lock sees that
+        sync(folder)
+    return True
+
+
+def look(path: Path) -> tuple[list[Snapshot], dict[str, Unusable]]:
+    """The whole snapshots in a folder, oldest first, and what is wrong with others, by name."""
+    found, problems = [], {}
+    for folder in path.iterdir() if path.is_dir() else ():
+        if folder.is_symlink():  # a second name for a snapshot
+            continue
+        try:
+            found.append(_snapshot(folder, read_json(folder / COMMIT)))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except Unusable as error:
+            if is_ours(folder):
+                problems[folder.name] = error
+    return sorted(found, key=lambda snapshot: snapshot.number), problems
+
+
+def _snapshot(folder: Path, record: dict[str, Any]) -> Snapshot:
+    try:
+        return Snapshot(str(folder), **record | {"name": folder.name})
+    except TypeError as error:
+        raise Damaged(f"{folder / COMMIT} is no record of a snapshot: use another one") from error
 
 
 def find(path: Path) -> list[Snapshot]:
     """The whole snapshots in a folder, oldest first. Those that are damaged are left out."""
-    found = []
-    for folder in path.iterdir() if path.is_dir() else ():
-        if folder.is_symlink():  # a second name for a snapshot
-            continue
-        with contextlib.suppress(Unusable, FileNotFoundError, NotADirectoryError, TypeError):
-            record = read_json(folder / COMMIT) | {"name": folder.name}
-            found.append(Snapshot(str(folder), **record))
-    return sorted(found, key=lambda snapshot: snapshot.number)
+    return look(path)[0]
 
 
-def choose(path: Path, name: str | None) -> Snapshot | None:
-    """The newest snapshot, or the one of that name. None if there are none at all."""
-    found = find(path)
-    if name is None:
-        return found[-1] if found else None
-    named = next((one for one in found if one.name == name), None)
-    if named is None:
+def named(found: list[Snapshot], path: Path, name: str) -> Snapshot:
+    """The one of that name. Raises Unusable if there is none."""
+    chosen = next((one for one in found if one.name == name), None)
+    if chosen is None:
         others = ", ".join(one.name for one in found) or "none"
         raise Unusable(f"{path} has no snapshot '{name}': it has {others}")
-    return named
+    return chosen
 
 
 def existing(path: Path, name: str | None) -> Snapshot:
     """The snapshot of that name, or the newest. Raises Unusable if there is none."""
-    found = choose(path, name)
-    if found is None:
-        raise Unusable(f"{path} has no snapshot")
-    return found
+    found, problems = look(path)
+    if name is not None:
+        return named(found, path, name)
+    if not found:
+        raise next(iter(problems.values()), Unusable(f"{path} has no snapshot"))
+    return found[-1]
 
 
 def is_ours(folder: Path) -> bool:
@@ -272,19 +303,12 @@ def write_links(folder: Path, rank: int, prefix: str, directories: list[str]) ->
 def drop(path: Path, name: str) -> None:
     """See tensorferry.snapshot.drop()."""
     with locked(path):
-        snapshot = existing(path, name)
-        if is_in_use(snapshot):
-            raise OSError(errno.EBUSY, "another process is reading this snapshot", snapshot.path)
-        uncommit(snapshot)
-        remove_rest(Path(snapshot.path))
+        found, problems = look(path)
+        own = path / name if name in problems else Path(named(found, path, name).path)
+        if not uncommit(own):
+            raise OSError(errno.EBUSY, "another process is reading this snapshot", str(own))
+        remove_rest(own)
         trim(path)
-
-
-def uncommit(snapshot: Snapshot) -> None:
-    """From now on the snapshot is not whole any more: the first step of dropping it."""
-    folder = Path(snapshot.path)
-    (folder / COMMIT).unlink(missing_ok=True)
-    sync(folder)
 
 
 def remove_links(folder: Path, rank: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,14 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+def bare(optimizer: Stateful | None) -> Stateful | None:
+    """An optimizer out of what accelerate wraps it in."""
+    wrapping = sys.modules.get("accelerate.optimizer")
+    while wrapping is not None and isinstance(optimizer, wrapping.AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 @dataclass(frozen=True)

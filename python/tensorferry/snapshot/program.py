@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import Unusable, drop, export, find, verify
-from .folder import Snapshot
+from . import Unusable, drop, export, verify
+from .folder import Snapshot, look
 
 _FAILED, _USAGE = 1, 2
 
@@ -64,8 +64,10 @@ def _run(arguments: argparse.Namespace) -> tuple[Any, str]:
     if arguments.command == "list":
         if not Path(path).is_dir():
             raise Unusable(f"{path} is not a folder of snapshots")
-        found = find(path)
-        return {"snapshots": [asdict(one) for one in found]}, _table(found)
+        found, problems = look(Path(path).absolute())
+        damaged = [str(problem) for problem in problems.values()]
+        answer = {"snapshots": [asdict(one) for one in found], "damaged": damaged}
+        return answer, "\n".join([_table(found), *damaged])
     if arguments.command == "verify":
         counts = verify(path, arguments.name)
         text = f"sound: {counts['tensors']} tensors on the drives, {counts['bytes']} bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from pathlib import Path
 from types import TracebackType
 
@@ -14,11 +15,39 @@ from .._memory.values import cuts_of
 from .folder import Manifest
 
 _BUFFER_BYTES = 64 << 20
-_AHEAD = 4  # tensors that are read at a time
+_AHEAD = 3  # tensors that are read at a time
+
+
+class WeightBytes:
+    """The bytes of a weight, which have to be asked for from front to back, each once."""
+
+    def __init__(self, space: SwapSpace, parts: list[tuple[str, int]]) -> None:
+        self._space = space
+        self._parts = collections.deque(parts)
+        self._running: collections.deque[tuple[SwapBuffer, Operation, int]] = collections.deque()
+        self._left: memoryview | None = None
+
+    def fill(self, begin: int, memory: memoryview) -> None:
+        """Fills the memory with the bytes from the given one on."""
+        at = 0
+        while at < len(memory):
+            left = self._left if self._left is not None else self._next()
+            count = min(len(left), len(memory) - at)
+            memory[at : at + count] = left[:count]
+            at += count
+            self._left = left[count:] if count < len(left) else None  # else it needs its buffer
+
+    def _next(self) -> memoryview:
+        while self._parts and len(self._running) < _AHEAD:
+            key, nbytes = self._parts.popleft()
+            self._running.append((*self._space.fetch(key), nbytes))
+        buffer, operation, nbytes = self._running.popleft()
+        operation.wait()
+        return memoryview(buffer)[:nbytes]
 
 
 class Reader:
-    """The tensors of one rank in a snapshot. Needs no memory for them: they are mapped."""
+    """The tensors of one rank in a snapshot. Each is read once, and its checksum compared."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -30,7 +59,7 @@ class Reader:
         largest = max(tensor[1] for space in spaces for tensor in space.tensors)
         self._space = SwapSpace(
             Path(files[0]).parents[1],
-            buffer_bytes=max(_BUFFER_BYTES, _AHEAD * page_up(largest)),
+            buffer_bytes=max(_BUFFER_BYTES, (_AHEAD + 1) * page_up(largest)),
             pin_memory=False,
         )
         try:
@@ -54,28 +83,33 @@ class Reader:
             self._space.close()
 
     def weight(self, name: str) -> torch.Tensor:
-        """A weight of the model that is on the drive, mapped."""
+        """A weight of the model that is on the drive, in memory of its own."""
         layout = self._manifest.layouts["model"]
         place, kind = layout["stored"][name], layout["tensors"][name]
-        dtype: torch.dtype = getattr(torch, kind["dtype"])
-        size = torch.Size(kind["size"])
+        elements = torch.empty(math.prod(kind["size"]), dtype=getattr(torch, kind["dtype"]))
+        if elements.nbytes:
+            self.bytes_of(name).fill(0, memoryview(elements.view(torch.uint8).numpy()))
+        return elements.as_strided(kind["size"], place["stride"])
+
+    def bytes_of(self, name: str) -> WeightBytes:
+        """The bytes of a weight of the model, in the order in which they are on the drive."""
+        layout = self._manifest.layouts["model"]
+        place, kind = layout["stored"][name], layout["tensors"][name]
+        item_bytes = getattr(torch, kind["dtype"]).itemsize
         space = self._manifest.spaces["model"][place["space"]]
         parts = [
-            (f"{space.name}/{place['key']}/{first}", 0, (last - first) * dtype.itemsize)
-            for first, last in cuts_of(size.numel())
+            (f"{space.name}/{place['key']}/{first}", (last - first) * item_bytes)
+            for first, last in cuts_of(math.prod(kind["size"]))
         ]
-        if not parts or self._space is None:
-            return torch.empty(size, dtype=dtype)
-        elements = torch.frombuffer(self._space.view(parts), dtype=dtype)
-        return elements.as_strided(size, place["stride"])
+        assert self._space is not None
+        return WeightBytes(self._space, parts)
 
-    def check(self, part: str | None = None) -> dict[str, int]:
-        """Reads all tensors, or those of one part, and compares their checksums. Raises OSError
-        (EBADMSG) for one that has changed."""
-        spaces = self._manifest.all_spaces if part is None else self._manifest.spaces[part]
+    def check(self) -> dict[str, int]:
+        """Reads all tensors and compares their checksums. Raises OSError (EBADMSG) for one that has
+        changed."""
         counts = {"tensors": 0, "bytes": 0, "without_checksum": 0}
         running: collections.deque[tuple[SwapBuffer, Operation]] = collections.deque()
-        for space in spaces:
+        for space in self._manifest.all_spaces:
             for key, nbytes, _, checksum in space.tensors:
                 assert self._space is not None
                 if len(running) == _AHEAD:

@@ -7,22 +7,25 @@ import errno
 import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import checkpoint
-from .._core import SwapSpace
+from .._core import PriorityScope, SwapSpace
 from .._memory.snapshot_part import SavedSpace, SnapshotPart
 from ..offload import snapshots as of_models
 from . import folder, ranks
 from .folder import Manifest, Snapshot
+from .kinds import bare
 from .plain import check_plain
 from .random_states import random_states
 
 if TYPE_CHECKING:
     from .kinds import Stateful
+    from .verifying import Priority
 
 
 def take(
@@ -34,12 +37,16 @@ def take(
     extra: object,
     name: str | None,
     keep: int | None,
+    priority: Priority,
 ) -> Snapshot:
     """See tensorferry.snapshot.take()."""
     check_plain("extra", extra)
+    optimizer = bare(optimizer)
     rank, count = ranks.own_rank(), ranks.rank_count()
     with contextlib.ExitStack() as at_end:
-        rests, older, made_folder = [], [], None
+        rests: list[Path] = []
+        older: list[Snapshot] = []
+        made_folder = (0, "", "")
         with ranks.all_or_none("to begin a snapshot"):
             if rank == 0:
                 path.mkdir(parents=True, exist_ok=True)
@@ -57,7 +64,7 @@ def take(
         number, own_name, identity = ranks.from_first(made_folder)
         going = _going(older, keep)
         into = path / own_name
-        taking = _Taking(into, rank, identity)
+        taking = _Taking(into, rank, identity, priority)
         try:
             with ranks.all_or_none("a snapshot"):
                 memory = {"random": random_states(), "extra": extra}
@@ -65,6 +72,7 @@ def take(
                     if one is not None:
                         memory[key] = one.state_dict()
                 manifest = taking.run(parts, memory, count, older, going)
+            taking.committing = True
             totals = ranks.gathered((manifest.stored_bytes, taking.memory_bytes))
             with ranks.all_or_none("to commit a snapshot"):
                 made = Snapshot(
@@ -101,6 +109,8 @@ def _parts(model: torch.nn.Module | None, optimizer: Stateful | None) -> dict[st
 
 def _forget_dropped(space: SwapSpace) -> None:
     """Lets a space use again what snapshots kept that another process has dropped since."""
+    if not all(Path(own).is_dir() for own in space.directories):
+        return  # the drive has been moved: the names are somewhere else
     folders = {
         _directory(own) / f"tensorferry-snapshots-{os.geteuid()}" for own in space.directories
     }
@@ -138,16 +148,16 @@ def _usual_name(number: int) -> str:
 
 
 def _drop(going: list[Snapshot], spaces: list[SwapSpace], path: Path, rank: int) -> None:
-    """Drops snapshots, but for those that another process reads now, and lets the spaces use again
-    what they kept."""
-    going = ranks.from_first([one for one in going if not folder.is_in_use(one)])
+    """Drops snapshots, but for those that another process reads now. When no power cut can bring
+    them back, the spaces use again what they kept."""
+    with ranks.all_or_none("to drop older snapshots"):
+        if rank == 0:
+            going = [one for one in going if folder.uncommit(Path(one.path))]
+    going = ranks.from_first(going)
     for snapshot in going:
         for name in _space_names(snapshot, rank):
             for space in spaces:
                 space.drop_snapshot(name)
-    with ranks.all_or_none("to drop older snapshots"):
-        for snapshot in going if rank == 0 else ():
-            folder.uncommit(snapshot)
     _remove([Path(snapshot.path) for snapshot in going], rank)
     if rank == 0 and going:
         folder.trim(path)
@@ -174,11 +184,13 @@ def _space_names(snapshot: Snapshot, rank: int) -> list[str]:
 class _Taking:
     """What one rank does, and how it is undone."""
 
-    def __init__(self, into: Path, rank: int, identity: str) -> None:
+    def __init__(self, into: Path, rank: int, identity: str, priority: Priority) -> None:
         self._into = into
+        self._priority = priority
         self._rank = rank
         self._prefix = f"{identity}.{rank}"
         self._taken: list[tuple[SwapSpace, str]] = []
+        self.committing = False
         self.memory_bytes = 0
 
     def run(
@@ -203,14 +215,26 @@ class _Taking:
             {name: part.layout for name, part in parts.items()},
             {name: [] for name in parts},
         )
-        for name, part in parts.items():
-            for number, (space, keys) in enumerate(part.spaces):
-                own = f"{self._prefix}.{name}-{number}"
-                files, tensors = space.snapshot(own, keys, replaced)
-                self._taken.append((space, own))
-                manifest.spaces[name].append(SavedSpace(own, files, tensors))
+        given = [
+            (name, f"{self._prefix}.{name}-{number}", space, keys)
+            for name, part in parts.items()
+            for number, (space, keys) in enumerate(part.spaces)
+        ]
+        with ThreadPoolExecutor(max(len(given), 1)) as threads:  # all drives sync at once
+            saving = [threads.submit(self._snapshot, *one[1:], replaced) for one in given]
+            wait(saving)  # if that is interrupted, leaving `with` waits on
+        for (name, *_), saved in zip(given, saving):
+            manifest.spaces[name].append(saved.result())
         folder.write_manifest(self._into, manifest)
         return manifest
+
+    def _snapshot(
+        self, own: str, space: SwapSpace, keys: list[str], replaced: list[str]
+    ) -> SavedSpace:
+        self._taken.append((space, own))
+        with PriorityScope(self._priority):
+            files, tensors = space.snapshot(own, keys, replaced)
+        return SavedSpace(own, files, tensors)
 
     def _write_links(self, spaces: list[SwapSpace], older: list[Snapshot]) -> None:
         directories = {str(_directory(own)) for space in spaces for own in space.directories}
@@ -222,12 +246,20 @@ class _Taking:
         folder.write_links(self._into, self._rank, self._prefix, sorted(directories))
 
     def undo(self) -> None:
-        """The next snapshot removes what this leaves."""
+        """Frees what nobody else needs. The next snapshot removes what this leaves: all of it, if
+        the snapshot may be whole."""
+        if self.committing and not self._taken_back():
+            return
         for space, name in self._taken:
             with contextlib.suppress(OSError):
                 space.drop_snapshot(name)
         with contextlib.suppress(OSError):
             folder.remove_links(self._into, self._rank)
             if self._rank == 0:
-                (self._into / folder.COMMIT).unlink(missing_ok=True)
                 folder.remove_rest(self._into)
+
+    def _taken_back(self) -> bool:
+        """Only the first rank knows whether there is a commit record."""
+        with contextlib.suppress(OSError):
+            return self._rank == 0 and folder.uncommit(self._into)
+        return False

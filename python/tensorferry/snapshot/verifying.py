@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from .. import checkpoint
+from ..inspection.dcp_output import write_dcp_folder
+from ..inspection.dtypes import PAIRED, in_safetensors, kind_of_torch
+from ..inspection.safetensors_output import write_safetensors
+from ..inspection.tensors import Checkpoint, Tensor, row_major
+from ..inspection.torch_output import write_torch_file
 from . import folder
 from .reading import Reader
 
@@ -36,6 +44,8 @@ def export(
     snapshot = folder.existing(path, name)
     if rank >= snapshot.ranks:
         raise folder.Unusable(f"{snapshot.path} has {snapshot.ranks} ranks, and no rank {rank}")
+    if format is None:
+        format = "safetensors" if target.name.endswith(".safetensors") else "torch"
     own = Path(snapshot.path)
     with folder.in_use(snapshot):
         manifest = folder.read_manifest(own, rank)
@@ -50,27 +60,62 @@ def export(
             )
         memory = checkpoint.load(folder.memory_path(own, rank), map_location="cpu")
         with Reader(manifest) as reader:
-            reader.check("model")
-            tensors: dict[str, Any] = {
-                key: reader.weight(key)
-                if key in layout["stored"]
-                else memory["model"]["tensors"][key].detach()
-                for key in layout["tensors"]
-            }
-            if format == "dcp":
-                _save_distributed(tensors, target, priority)
-            else:
-                checkpoint.save(tensors, target, format=format)
-            return {"tensors": len(tensors), "bytes": sum(t.nbytes for t in tensors.values())}
+            tensors = [
+                _tensor(key, kind, reader, layout["stored"].get(key), memory["model"]["tensors"])
+                for key, kind in layout["tensors"].items()
+            ]
+            made = Checkpoint(snapshot.path, "torch", tensors, lambda: iter(()))
+            _write(made, os.fspath(target), format, priority)
+        return {"tensors": len(tensors), "bytes": made.bytes}
 
 
-def _save_distributed(tensors: dict[str, Any], target: Path, priority: Priority) -> None:
-    import torch.distributed.checkpoint
+def _tensor(
+    name: str,
+    kind: dict[str, Any],
+    reader: Reader,
+    stored: dict[str, Any] | None,
+    in_memory: dict[str, torch.Tensor],
+) -> Tensor:
+    """A tensor of the model, as the writers of checkpoints take it."""
+    shape = tuple(kind["size"])
+    dtype = kind_of_torch(kind["dtype"])
+    if dtype is None or dtype == PAIRED:
+        raise folder.Unusable(f"{name} is {kind['dtype']}, which cannot be exported")
+    if stored is None or 0 in shape:
+        fill = _Late(lambda: in_memory[name]).fill
+    elif tuple(stored["stride"]) == row_major(shape):
+        fill = reader.bytes_of(name).fill
+    else:
+        fill = _Late(lambda: reader.weight(name)).fill
+    return Tensor(name, dtype, shape, (), None, fill)
 
-    from .. import dcp
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that no other rank takes part
-        torch.distributed.checkpoint.save(
-            tensors, storage_writer=dcp.Writer(target, priority=priority), no_dist=True
-        )
+class _Late:
+    """The bytes of a tensor, in the order of its elements. Its memory goes after the last ones."""
+
+    def __init__(self, get: Callable[[], torch.Tensor]) -> None:
+        self._get = get
+        self._bytes: torch.Tensor | None = None
+
+    def fill(self, begin: int, memory: memoryview) -> None:
+        if self._bytes is None:
+            self._bytes = self._get().detach().contiguous().view(-1).view(torch.uint8)
+        end = begin + len(memory)
+        torch.frombuffer(memory, dtype=torch.uint8).copy_(self._bytes[begin:end])
+        if end == len(self._bytes):
+            self._bytes = None
+
+
+def _write(made: Checkpoint, target: str, format: Format, priority: Priority) -> None:
+    if format == "safetensors":
+        unknown = next((one for one in made.tensors if not in_safetensors(one.dtype)), None)
+        if unknown is not None:
+            raise folder.Unusable(
+                f"{unknown.name} is {unknown.dtype}, which safetensors files do not have: choose "
+                "another format"
+            )
+        write_safetensors(made, target, lambda _: None)
+    elif format == "torch":
+        write_torch_file(made, target, lambda _: None)
+    else:
+        write_dcp_folder(made, target, lambda _: None, priority)

@@ -48,15 +48,13 @@ class SnapshotCallback(TrainerCallback):  # type: ignore[misc]  # mypy knows not
         The folder has the Trainer's state, from which it finds its place in the data, and no
         weights: the Trainer warns of missing keys, and the callback then brings them.
         """
-        found = snapshot.find(self._path)
-        if not found:
-            return None
-        self._name = found[-1].name
-        self._folder = tempfile.TemporaryDirectory(prefix="tensorferry-trainer-")
         before = random_states()
-        resumed = snapshot.resume(self._path, name=self._name)
+        resumed = snapshot.resume(self._path)
         set_random_states(before)
-        assert resumed is not None
+        if resumed is None:
+            return None
+        self._name = resumed.snapshot.name
+        self._folder = tempfile.TemporaryDirectory(prefix="tensorferry-trainer-")
         header, _ = make_safetensors_header([], metadata={"format": "pt"})
         Path(self._folder.name, "model.safetensors").write_bytes(header)
         Path(self._folder.name, _STATE).write_text(resumed.extra["trainer_state"])
