@@ -120,9 +120,10 @@ class NvmeLayer(CacheLayerMixin):
             indices = batch[indices]
         if torch.equal(indices, batch):
             return
-        views = self._memory.views(states)
         indices = indices.to(states.device)
-        self._memory.replace(states, [view.index_select(0, indices) for view in views])
+        # Nobody holds the views when the new ones need memory.
+        chosen = [view.index_select(0, indices) for view in self._memory.views(states)]
+        self._memory.replace(states, chosen)
 
     def offload(self) -> NoReturn:
         raise RuntimeError("NvmeCache moves its layers itself: offload() is not supported")
