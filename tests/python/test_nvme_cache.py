@@ -225,6 +225,26 @@ except OSError as error:
     assert done.stdout.strip() == str(errno.EFBIG), done.stdout + done.stderr
 
 
+def test_a_closed_cache_keeps_no_memory(tmp_path):
+    def in_memory():
+        with open("/proc/self/status") as status:
+            return sum(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+
+    model = llama()
+    cache = NvmeCache(model.config, tmp_path, 96 << 20)
+    with torch.no_grad():
+        model(tokens(400), past_key_values=cache)
+    kept = [cache, list(cache.layers)]  # of somebody who goes on
+    before = in_memory()
+    cache.close()
+    cache.close()
+    assert before - in_memory() > 64 << 20
+    with torch.no_grad(), pytest.raises(RuntimeError, match="this NvmeCache is closed"):
+        model(tokens(2), past_key_values=cache)
+    with pytest.raises(RuntimeError, match="this NvmeCache is closed"):
+        kept[1][0].update(torch.ones(1, HEADS, 1, WIDTH), torch.ones(1, HEADS, 1, WIDTH))
+
+
 @contextlib.contextmanager
 def full_drive():
     """Writes behind the first bytes of a file fail."""

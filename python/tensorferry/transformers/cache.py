@@ -96,6 +96,7 @@ class NvmeCache(Cache):
         *args: Any,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._memory.check_usable()
         if self._has_encoder and layer_idx == self._last_layer and len(self.layers) > 1:
             raise ValueError(
                 "an NvmeCache was given keys of the encoder and of the decoder: pass "

@@ -49,6 +49,7 @@ class NvmeLayer(CacheLayerMixin):
         return -1 if self._states is None else self._states.batch
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._memory.check_usable()
         self.dtype, self.device = key_states.dtype, key_states.device
         self._states = self._memory.open(self._number, key_states, value_states)
         self.is_initialized = True
