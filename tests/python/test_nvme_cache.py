@@ -14,9 +14,20 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from cache_models import LAYERS, SIZES, TOKEN_BYTES, layers, llama, said, tokens
+from cache_models import (
+    HEADS,
+    LAYERS,
+    SIZES,
+    TOKEN_BYTES,
+    WIDTH,
+    WORDS,
+    layers,
+    llama,
+    said,
+    tokens,
+)
 from tensorferry.transformers import NvmeCache
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderDecoderCache
 from warm_python import WARM_PYTHON
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -141,6 +152,30 @@ def test_sliding_windows_stay_in_memory(tmp_path):
     assert torch.equal(found, said(model, None, longer, max_new_tokens=6))
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_models_with_an_encoder_need_a_cache_of_each_kind(tmp_path, beams):
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=WORDS, d_model=32, d_kv=2 * WIDTH, d_ff=64, num_layers=LAYERS,
+        num_heads=HEADS,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    options = dict(max_new_tokens=70, do_sample=False, num_beams=beams)
+    wanted = model.generate(tokens(90, 2), **options)
+    with NvmeCache(config, tmp_path, layers(2, 90, 4 * beams)) as cache:
+        both = EncoderDecoderCache(cache, NvmeCache(config, tmp_path, layers(2, 90, 4 * beams)))
+        assert torch.equal(model.generate(tokens(90, 2), past_key_values=both, **options), wanted)
+        check(both.self_attention_cache)
+        check(both.cross_attention_cache)
+        with pytest.raises(ValueError, match="behind an encoder depends on its input"):
+            cache.save(tmp_path / "saved", model, wanted)
+        both.cross_attention_cache.close()
+    with NvmeCache(config, tmp_path) as cache:
+        with pytest.raises(ValueError, match=r"pass past_key_values=EncoderDecoderCache"):
+            model.generate(tokens(90, 2), past_key_values=cache, **options)
+
+
 def test_sampling_and_assistants_work(tmp_path):
     model, assistant = llama(), llama()
     for options in (dict(do_sample=True, top_k=20), dict(assistant_model=assistant)):
@@ -188,6 +223,26 @@ except OSError as error:
 """
     done = subprocess.run([*WARM_PYTHON, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == str(errno.EFBIG), done.stdout + done.stderr
+
+
+def test_a_closed_cache_keeps_no_memory(tmp_path):
+    def in_memory():
+        with open("/proc/self/status") as status:
+            return sum(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+
+    model = llama()
+    cache = NvmeCache(model.config, tmp_path, 96 << 20)
+    with torch.no_grad():
+        model(tokens(400), past_key_values=cache)
+    kept = [cache, list(cache.layers)]  # of somebody who goes on
+    before = in_memory()
+    cache.close()
+    cache.close()
+    assert before - in_memory() > 64 << 20
+    with torch.no_grad(), pytest.raises(RuntimeError, match="this NvmeCache is closed"):
+        model(tokens(2), past_key_values=cache)
+    with pytest.raises(RuntimeError, match="this NvmeCache is closed"):
+        kept[1][0].update(torch.ones(1, HEADS, 1, WIDTH), torch.ones(1, HEADS, 1, WIDTH))
 
 
 @contextlib.contextmanager

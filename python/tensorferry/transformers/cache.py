@@ -41,6 +41,9 @@ class NvmeCache(Cache):
     read and write all of the cache each time. Layers with a sliding window or a linear attention
     stay in memory, as transformers has them, besides `max_cpu_bytes`. Gradients, and layers that
     use the keys of other layers or keep more than keys and values, are refused.
+
+    A model with an encoder needs `EncoderDecoderCache(cache, another)` of transformers, where
+    `another` is a DynamicCache, or an NvmeCache with memory of its own.
     """
 
     __module__ = "tensorferry.transformers"  # where users find it
@@ -55,6 +58,8 @@ class NvmeCache(Cache):
         saved: SavedCache | None = None,
     ) -> None:
         """`saved` is for load()."""
+        self._has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+        self._last_layer = -1
         text = config.get_text_config(decoder=True)
         if "reuse" in (getattr(text, "kv_sharing_modes", None) or ()):
             raise ValueError(
@@ -81,6 +86,25 @@ class NvmeCache(Cache):
         raise ValueError(
             f"NvmeCache has no place for a {type(layer).__name__}, which layer {number} of this "
             "model needs: use DynamicCache"
+        )
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._memory.check_usable()
+        if self._has_encoder and layer_idx == self._last_layer and len(self.layers) > 1:
+            raise ValueError(
+                "an NvmeCache was given keys of the encoder and of the decoder: pass "
+                "past_key_values=EncoderDecoderCache(NvmeCache(...), DynamicCache())"
+            )
+        self._last_layer = layer_idx
+        return super().update(  # type: ignore[no-any-return]
+            key_states, value_states, layer_idx, *args, **options
         )
 
     def stats(self) -> dict[str, int]:

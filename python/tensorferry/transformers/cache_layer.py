@@ -49,6 +49,7 @@ class NvmeLayer(CacheLayerMixin):
         return -1 if self._states is None else self._states.batch
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._memory.check_usable()
         self.dtype, self.device = key_states.dtype, key_states.device
         self._states = self._memory.open(self._number, key_states, value_states)
         self.is_initialized = True
@@ -120,9 +121,10 @@ class NvmeLayer(CacheLayerMixin):
             indices = batch[indices]
         if torch.equal(indices, batch):
             return
-        views = self._memory.views(states)
         indices = indices.to(states.device)
-        self._memory.replace(states, [view.index_select(0, indices) for view in views])
+        # Nobody holds the views when the new ones need memory.
+        chosen = [view.index_select(0, indices) for view in self._memory.views(states)]
+        self._memory.replace(states, chosen)
 
     def offload(self) -> NoReturn:
         raise RuntimeError("NvmeCache moves its layers itself: offload() is not supported")

@@ -41,23 +41,26 @@ class CacheMemory:
         self._ahead: set[States] = set()  # read ahead, and not used since
         self._staying: set[States] = set()
         self._planned: tuple[int, ...] = ()  # bytes of each layer when it was decided who stays
-        self._failure = ""  # of a step that has left the layers with different tokens
+        self._unusable = ""  # why no layer can be used any more
 
     # --- layers ---
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         """Inside, layers change or move. After an error there, all that follows raises."""
-        if self._failure:
-            raise RuntimeError(
-                f"an earlier step of this NvmeCache has failed ({self._failure}), and its layers "
-                "may have different tokens: make a new one"
-            )
+        self.check_usable()
         try:
             yield
         except BaseException as error:
-            self._failure = f"{type(error).__name__}: {error}"
+            self._unusable = (
+                f"an earlier step of this NvmeCache has failed ({type(error).__name__}: {error}), "
+                "and its layers may have different tokens: make a new one"
+            )
             raise
+
+    def check_usable(self) -> None:
+        if self._unusable:
+            raise RuntimeError(self._unusable)
 
     def open(self, number: int, keys: torch.Tensor, values: torch.Tensor) -> States:
         """Makes the states of a layer, whose keys and values are like these."""
@@ -251,7 +254,12 @@ class CacheMemory:
         }
 
     def close(self) -> None:
-        self.states = []
         self.handle.close()
+        for states in self.states:
+            if states is not None:
+                states.end()
         for file in self.files:
             file.close()
+        self.states, self.files, self._memory = [], [], None
+        self._ahead, self._staying = set(), set()
+        self._unusable = "this NvmeCache is closed: make a new one"

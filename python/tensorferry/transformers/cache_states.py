@@ -220,6 +220,11 @@ class States:
         self.length = self.written = self._file_tokens = self.saved_tokens = 0
         self.saved = ()
 
+    def end(self) -> None:
+        """Lets go of all memory. Nothing is read or written any more."""
+        self.memory, self._rest, self.length = None, self._empty(), 0
+        self._reads, self._writes, self.saved = [], [], ()
+
     def has_written(self) -> bool:
         """Returns whether nothing is to be written, and no write is under way."""
         blocks = self.length - self.length % self.block

@@ -29,6 +29,7 @@ def save_cache(layers: Sequence[Any], path: str, model: Any, input_ids: torch.Te
     """Writes a folder that appears as a whole."""
     length = max(layer.get_seq_length() for layer in layers)
     _check_length(input_ids, length)
+    _check_inputs(model.config, input_ids)
     if os.path.exists(path):
         raise FileExistsError(f"{path} exists: remove it, or save to another folder")
     parent = os.path.dirname(os.path.abspath(path))
@@ -143,6 +144,19 @@ def _check_length(input_ids: torch.Tensor, least: int) -> None:
             f"input_ids has the shape {tuple(input_ids.shape)}: it must have two dimensions, and "
             f"at least {least} tokens in each sequence"
         )
+
+
+def _check_inputs(config: Any, input_ids: torch.Tensor) -> None:
+    """Raises ValueError if keys depend on more than the model and its tokens."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError("a cache behind an encoder depends on its input, too: it cannot be saved")
+    for name in ("image_token_id", "video_token_id", "audio_token_id"):
+        token = getattr(config, name, None)
+        if token is not None and bool((input_ids == token).any()):
+            raise ValueError(
+                f"input_ids has the {name} of the model: keys depend on what stands behind it, and "
+                "load() could not check that"
+            )
 
 
 def _digest(model: Any) -> str:
