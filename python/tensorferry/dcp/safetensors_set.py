@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
 from .._saving.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .._shared_handle import shared_handle
+from ..checkpoint.unchecked import log_unchecked
 from .boxes import Box
 from .data_file import bytes_of
 from .folder import remove, sync, sync_folder
@@ -306,28 +307,30 @@ def has_safetensors(folder: str) -> bool:
     return INDEX in names or any(name.endswith(".safetensors") for name in names)
 
 
-def read_set(folder: str) -> formats.Metadata:
+def read_set(folder: str, verify: bool) -> formats.Metadata:
     """Returns what the files hold, as metadata of a checkpoint.
 
     Without an index, all safetensors files of the folder count, also those with shards, which torch
-    writes.
+    writes. With `verify`, the log says which tensors have no checksum.
     """
     metadata = formats.Metadata({}, storage_data={})
-    index = os.path.join(folder, INDEX)
-    if os.path.exists(index):
-        _add(metadata, SafetensorsFile(index), INDEX, {})
-        return metadata
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            opened = SafetensorsFile(os.path.join(folder, name))
-            _add(metadata, opened, name, json.loads((opened.metadata or {}).get(_SHARDING, "{}")))
+    names = [INDEX]
+    if not os.path.exists(os.path.join(folder, INDEX)):
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    for name in names:
+        path = os.path.join(folder, name)
+        opened = SafetensorsFile(path)
+        if verify:
+            log_unchecked(path, opened)
+        sharding = {} if name == INDEX else json.loads((opened.metadata or {}).get(_SHARDING, "{}"))
+        _add(metadata, opened, name, sharding)
     return metadata
 
 
 def _add(
     metadata: formats.Metadata, opened: SafetensorsFile, name: str, sharding: dict[str, Any]
 ) -> None:
-    checked_by = name if opened.has_checksums else None
+    unchecked = set(opened.unchecked)
     names = [os.path.basename(file.path) for file in opened.files]
     for key, kind, shape, file, offset, count in opened.tensors:
         if kind not in _DTYPES:
@@ -335,6 +338,7 @@ def _add(
         size = tuple(shape)
         first = sharding[key]["saved_offsets"] if key in sharding else [0] * len(size)
         stored = StoredTensor(_DTYPES[kind], size, contiguous(size), 0, key, 0, count, None)
+        checked_by = None if key in unchecked else name
         place = TensorPlace(names[file], offset, count, tensor=stored, checked_by=checked_by)
         metadata.storage_data[formats.MetadataIndex(key, first)] = place
         whole = metadata.state_dict_metadata.setdefault(
