@@ -102,6 +102,10 @@ class TENSORFERRY_EXPORT Safetensors {
   // own, whose values that are not strings are left as JSON.
   [[nodiscard]] const std::optional<std::map<std::string, std::string>>& metadata() const noexcept;
   [[nodiscard]] bool has_checksums() const noexcept;  // of every tensor
+  // The names of the tensors that have bytes and no checksum, by file and offset.
+  [[nodiscard]] std::vector<std::string_view> unchecked() const;
+  // Why the checksums of a file are of no use; empty if they are, or if there are none.
+  [[nodiscard]] const std::string& checksums_problem() const noexcept;
 
   // Starts to read tensors, or ranges of them, and returns at once. Reads in the order of the files
   // and as few bytes as it can. Throws Error for an unknown name and for memory or ranges that do

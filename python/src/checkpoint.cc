@@ -274,6 +274,20 @@ void bind_checkpoint(nb::module_& module) {
       .def_prop_ro("metadata", [](const Safetensors& self) { return self.metadata(); })
       .def_prop_ro("has_checksums", &Safetensors::has_checksums)
       .def_prop_ro(
+          "unchecked",
+          [](const Safetensors& self) {
+            nb::list names;
+            for (const std::string_view name : self.unchecked()) {
+              names.append(nb::str(name.data(), name.size()));
+            }
+            return names;
+          },
+          nb::sig("def unchecked(self) -> list[str]"),
+          "The names of the tensors that have bytes and no checksum.")
+      .def_prop_ro("checksums_problem", &Safetensors::checksums_problem,
+                   "Why the checksums of a file are of no use; empty if they are, or if there are "
+                   "none.")
+      .def_prop_ro(
           "files",
           [](const Safetensors& self) {
             nb::list files;

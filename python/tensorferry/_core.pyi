@@ -655,6 +655,16 @@ class SafetensorsFile:
     def has_checksums(self) -> bool: ...
 
     @property
+    def unchecked(self) -> list[str]:
+        """The names of the tensors that have bytes and no checksum."""
+
+    @property
+    def checksums_problem(self) -> str:
+        """
+        Why the checksums of a file are of no use; empty if they are, or if there are none.
+        """
+
+    @property
     def files(self) -> list[File]: ...
 
     def read(self, handle: Handle, tensors: Iterable[tuple[str, object] | tuple[str, object, Iterable[tuple[int, int]]]], verify: Literal['no', 'if_present', 'required'] = 'no') -> Operation:

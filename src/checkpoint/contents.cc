@@ -163,8 +163,9 @@ Status Contents::add_set(os::System& system, const std::string& path) {
 
 void Contents::index_names() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) names_.emplace(tensors_[i].name, i);
-  has_checksums_ = std::ranges::all_of(
-      tensors_, [this](const TensorInfo& tensor) { return digests_.contains(tensor.name); });
+  for (const TensorInfo& tensor : tensors_) {
+    if (tensor.bytes > 0 && !digests_.contains(tensor.name)) unchecked_.push_back(tensor.name);
+  }
 }
 
 const TensorInfo* Contents::find(std::string_view name) const noexcept {

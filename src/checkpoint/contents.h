@@ -29,7 +29,10 @@ class Contents {
   [[nodiscard]] const std::optional<Metadata>& metadata() const noexcept { return metadata_; }
   // The digests that a tensor should have; empty if the file does not tell.
   [[nodiscard]] const Digests& digests_of(const TensorInfo& tensor) const;
-  [[nodiscard]] bool has_checksums() const noexcept { return has_checksums_; }
+  // The names of the tensors that have bytes and no digests.
+  [[nodiscard]] const std::vector<std::string_view>& unchecked() const noexcept {
+    return unchecked_;
+  }
   // Why the checksums of a file are of no use; empty if they are, or if there are none.
   [[nodiscard]] const std::string& checksums_problem() const noexcept { return checksums_problem_; }
 
@@ -47,7 +50,7 @@ class Contents {
   std::unordered_map<std::string_view, std::size_t> names_;  // of tensors_, which never changes
   std::map<std::string, Digests, std::less<>> digests_;
   std::optional<Metadata> metadata_;
-  bool has_checksums_ = false;
+  std::vector<std::string_view> unchecked_;  // names in tensors_
   std::string checksums_problem_;
 };
 

@@ -114,7 +114,11 @@ const TensorInfo* Safetensors::find(std::string_view name) const noexcept {
 const std::optional<std::map<std::string, std::string>>& Safetensors::metadata() const noexcept {
   return contents_->metadata();
 }
-bool Safetensors::has_checksums() const noexcept { return contents_->has_checksums(); }
+bool Safetensors::has_checksums() const noexcept { return contents_->unchecked().empty(); }
+std::vector<std::string_view> Safetensors::unchecked() const { return contents_->unchecked(); }
+const std::string& Safetensors::checksums_problem() const noexcept {
+  return contents_->checksums_problem();
+}
 
 SafetensorsContents parse_safetensors(std::span<const std::byte> bytes) {
   using namespace checkpoint;

@@ -277,6 +277,7 @@ TEST_F(SafetensorsTest, checksums_that_belong_to_other_tensors_do_not_keep_a_fil
   std::transform(after.begin(), after.end(), found, [](char c) { return std::byte(c); });
   support::write_whole_file(path, bytes);
   EXPECT_FALSE(Safetensors::open(path).has_checksums());
+  EXPECT_NE(Safetensors::open(path).checksums_problem().find("\"b\""), std::string::npos);
   EXPECT_EQ(fault_after_load(Verify::if_present), "");
   const Error error = error_of([&] { fault_after_load(Verify::required); });
   EXPECT_EQ(error.code(), ENODATA);
@@ -358,14 +359,15 @@ TEST_F(SafetensorsTest, checksums_of_pieces_make_the_header_of_a_save) {
 
 class SetTest : public SafetensorsTest {
  protected:
-  void save_as(const std::string& name, std::vector<std::string> names) {
+  void save_as(const std::string& name, std::vector<std::string> names,
+               const SafetensorsOptions& options = {}) {
     tensors.clear();
     for (std::string& tensor : names) add(std::move(tensor), DType::f32, {100});
     std::vector<TensorWrite> writes;
     for (const Saved& tensor : tensors) {
       writes.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.memory.bytes()});
     }
-    save_safetensors(handle, dir.file(name), writes);
+    save_safetensors(handle, dir.file(name), writes, options);
   }
   void write_index(const std::string& json) {
     support::write_whole_file(index, std::as_bytes(std::span(json)));
@@ -391,6 +393,17 @@ TEST_F(SetTest, is_one_list_of_tensors_over_all_files) {
   }
   set.read(handle, reads, Verify::required).wait();
   EXPECT_TRUE(std::ranges::equal(memories[2].bytes(), tensors[0].memory.bytes()));
+}
+
+TEST_F(SetTest, says_which_tensors_have_no_checksum) {
+  save_as("one.safetensors", {"a"});
+  save_as("two.safetensors", {"c", "b"}, {.checksums = false});
+  write_index(R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors",)"
+              R"( "c": "two.safetensors"}})");
+  const Safetensors set = Safetensors::open(index);
+  EXPECT_FALSE(set.has_checksums());
+  EXPECT_EQ(set.unchecked(), (std::vector<std::string_view>{"b", "c"}));
+  EXPECT_EQ(set.checksums_problem(), "");
 }
 
 TEST_F(SetTest, an_index_that_does_not_agree_with_its_files_is_refused) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <charconv>
 #include <csignal>
 #include <filesystem>
@@ -149,24 +150,36 @@ TEST(CheckpointFaults, after_a_kill_the_old_file_or_the_new_one_is_whole) {
     Handle handle;
     usual = microseconds_of([&] { model.save(handle, path, version); });
   }
+  int acknowledged_saves = 0;
   for (int round = 0; round < rounds(60); ++round) {
+    std::array<int, 2> told{};
+    ASSERT_EQ(::pipe2(told.data(), O_CLOEXEC), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       Handle handle;
-      for (std::uint32_t next = version + 1;; ++next) model.save(handle, path, next);
+      for (std::uint32_t next = version + 1;; ++next) {
+        model.save(handle, path, next);
+        if (::write(told[1], &next, sizeof(next)) != sizeof(next)) ::_exit(1);
+      }
     }
+    ::close(told[1]);
     std::this_thread::sleep_for(std::chrono::microseconds(dice() % (4 * usual)));
     ASSERT_EQ(::kill(child, SIGKILL), 0);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
     Handle handle;
+    std::uint32_t acknowledged = version;
+    while (::read(told[0], &acknowledged, sizeof(acknowledged)) > 0) ++acknowledged_saves;
+    ::close(told[0]);
     const std::uint32_t found = model.version_of(handle, path);
-    ASSERT_GE(found, version) << "round " << round;
+    ASSERT_TRUE(found == acknowledged || found == acknowledged + 1)
+        << "round " << round << ": " << found << ", and version " << acknowledged << " was saved";
     new_ones += found > version ? 1 : 0;
     version = found;
     ASSERT_LE(names_in(dir.path()).size(), 2U) << "each save removes what a killed one left";
   }
   EXPECT_GT(new_ones, 0) << "no save ever ended";
+  EXPECT_GT(acknowledged_saves, 0) << "no save ever returned";
   Handle handle;
   model.save(handle, path, version + 1);
   EXPECT_EQ(names_in(dir.path()), std::vector<std::string>{"model"});

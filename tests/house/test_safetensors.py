@@ -95,6 +95,22 @@ def test_spoiled_files_get_the_verdict_of_the_package(ours, theirs):
     assert MUTATIONS / 20 < accepted < MUTATIONS / 2
 
 
+def test_what_the_fuzzer_starts_from_and_has_found_gets_the_verdict_of_the_package(
+    root, ours, theirs
+):
+    """Its seeds, its crashes, and the corpus that `make fuzz` has left in the build folder."""
+    folders = [
+        *root.glob("tests/fuzz/*/safetensors"),
+        *root.glob("tests/fuzz/*/json"),
+        root / "build/corpus/safetensors",
+    ]
+    paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+    files = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    found, _ = differences(files, ours, theirs)
+    assert not found, f"{len(found)} differ\n" + "\n".join(found[:20])
+    assert len(files) > 5
+
+
 def test_a_header_at_the_limit_is_read_and_one_beyond_is_not(ours, theirs):
     limit = 100_000_000
     for length, accepted in ((limit, True), (limit + 1, False)):

@@ -11,9 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp
 from checkpoint_objects import PLAIN_DTYPES, of_dtype
 from tensorferry import checkpoint
+from tensorferry.dcp import Reader
+from tensorferry.safetensors import SafetensorError
 from tensorferry.safetensors.serialization import CODES
+from tensorferry.safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.serialization import config
 
 
@@ -187,6 +192,82 @@ def test_every_flipped_bit_in_a_tensor_is_reported_with_its_name(tmp_path):
                 out.write(byte)
                 out.flush()
     assert_same(checkpoint.load(file), saved)
+
+
+def drop_checksum(file, name):
+    """Takes the checksum of a tensor out of a file."""
+    length, header = header_of(file)
+    metadata = header["__metadata__"]
+    sums = json.loads(metadata["tensorferry.xxh3"])
+    del sums[name]
+    metadata["tensorferry.xxh3"] = json.dumps(sums)
+    with open(file, "r+b") as changed:
+        changed.seek(8)
+        changed.write(json.dumps(header).encode().ljust(length)[:length])
+
+
+def test_what_has_a_checksum_is_checked_though_other_tensors_have_none(tmp_path, caplog):
+    file = tmp_path / "model.safetensors"
+    saved = {name: torch.full((1000,), float(at)) for at, name in enumerate("abcd")}
+    checkpoint.save(saved, file)
+    with caplog.at_level(logging.INFO, "tensorferry"):
+        assert_same(checkpoint.load(file), saved)
+    assert caplog.text == ""
+    drop_checksum(file, "b")
+    assert_same(checkpoint.load(file), saved)
+    assert "WARNING" in caplog.text
+    assert "1 of 4 tensors have no checksum and are not checked: b" in caplog.text
+    length, header = header_of(file)
+    whole = file.read_bytes()
+    for name in saved:
+        at = 8 + length + header[name]["data_offsets"][0] + 7
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        if name == "b":
+            assert not torch.equal(checkpoint.load(file)["b"], saved["b"])
+            continue
+        with pytest.raises(OSError, match=f"tensor '{name}'") as caught:
+            checkpoint.load(file)
+        assert caught.value.errno == errno.EBADMSG
+    file.write_bytes(whole)
+    with pytest.raises(SafetensorError, match="no checksum of tensor b: .*if_present"):
+        load_file(file, verify=True)
+    assert_same(load_file(file, verify="if_present"), saved)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_reader_of_dcp_checks_them_too(tmp_path, caplog):
+    file = tmp_path / "model.safetensors"
+    saved = {name: torch.full((1000,), float(at)) for at, name in enumerate("abc")}
+    checkpoint.save(saved, file)
+    drop_checksum(file, "a")
+    data = bytearray(file.read_bytes())
+    data[8 + header_of(file)[0] + 4000 + 7] ^= 1
+    file.write_bytes(data)
+    for name in "abc":
+        state = {name: torch.zeros(1000)}
+        if name == "b":
+            with pytest.raises(CheckpointException, match="tensor 'b'.*checksum"):
+                dcp.load(state, storage_reader=Reader(tmp_path))
+        else:
+            dcp.load(state, storage_reader=Reader(tmp_path))
+            assert torch.equal(state[name], saved[name])
+    assert "1 of 3 tensors have no checksum and are not checked: a" in caplog.text
+
+
+def test_checksums_that_are_of_no_use_are_worth_a_warning(tmp_path, caplog):
+    file = tmp_path / "model.safetensors"
+    checkpoint.save({"weight": torch.ones(1000)}, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'{\\"weight\\":', b'{\\"wrongs\\":'))
+    assert checkpoint.load(file)["weight"].sum() == 1000
+    assert "not all tensors are checked: " in caplog.text and '"wrongs"' in caplog.text
+
+
+def test_mapping_cannot_verify(tmp_path):
+    pytest.importorskip("safetensors.torch")
+    checkpoint.save(state(), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="mapping=False"):
+        load_file(tmp_path / "model.safetensors", mapping=True, verify=True)
 
 
 def test_a_header_that_is_damaged_is_an_error_with_its_file(tmp_path):

@@ -16,10 +16,12 @@ from ..safetensors.errors import SafetensorError
 from ..safetensors.serialization import CODES, TensorSpec
 from ..safetensors.shared_tensors import find_shared_tensors
 from ..safetensors.torch import load_file
+from .unchecked import log_unchecked
 
 if TYPE_CHECKING:
     from .._saving.line import WhenBusy
     from .._saving.saving import Saving
+    from ..safetensors.opened import Verify
 
 _log = logging.getLogger("tensorferry")
 
@@ -55,8 +57,8 @@ def save_safetensors_file_in_background(
 def load_safetensors_file(
     path: str, map_location: object, mapping: bool, verify: bool, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a file, and compares their checksums if it has any. A file that is
-    mapped has no checksums."""
+    """Returns all tensors of a file, and compares the checksums that it has. What is mapped is not
+    compared."""
     if map_location is not None and not isinstance(map_location, (str, torch.device)):
         raise TypeError(
             f"map_location is a {type(map_location).__name__}: a safetensors file does not say "
@@ -65,9 +67,12 @@ def load_safetensors_file(
     if mapping:
         _log.info("load %s with safetensors: mmap=True wants it mapped", path)
         return load_file(path, map_location or "cpu", mapping=True)
-    verify = verify and SafetensorsFile(path).has_checksums
+    opened = SafetensorsFile(path)  # raises what other damaged files raise
+    if verify:
+        log_unchecked(path, opened)
+    present: Verify = "if_present" if verify else False
     try:
-        return load_file(path, map_location or "cpu", verify=verify, progress=progress)
+        return load_file(path, map_location or "cpu", verify=present, progress=progress)
     except SafetensorError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None  # as other damaged files raise it

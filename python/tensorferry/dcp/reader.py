@@ -84,7 +84,7 @@ class Reader(CheckpointFolder, StorageReader):  # type: ignore[misc]  # mypy kno
         """Returns the metadata, of all ranks or of the one that `rank` names."""
         path = os.path.join(self._path, metadata_name(kwargs.get("rank")))
         if not os.path.exists(path) and has_safetensors(self._path):
-            metadata = read_set(self._path)
+            metadata = read_set(self._path, self._verify)
         else:
             metadata = load_metadata(path)
         if getattr(metadata, "storage_meta", None) is None:

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
 from .._saving.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .._shared_handle import shared_handle
+from ..checkpoint.unchecked import log_unchecked
 from .boxes import Box
 from .data_file import bytes_of
 from .folder import remove, sync, sync_folder
@@ -50,6 +51,8 @@ _DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
     "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
@@ -62,6 +65,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# A byte has two elements of it, which torch counts as one.
+_PAIRED = torch.float4_e2m1fn_x2
 
 
 @dataclass
@@ -85,7 +90,7 @@ class FileSet:
         """The header of a file, and its tensors in their order. Without `sums` those are zeros."""
         places = {key: p.tensor for key, p in self.places.items() if p.relative_path == name}
         tensors = {key: tensor for key, tensor in places.items() if tensor is not None}
-        described = [(key, _NAMES[t.dtype], t.size) for key, t in tensors.items()]
+        described = [(key, _NAMES[t.dtype], _file_shape(t)) for key, t in tensors.items()]
         if sums is None:
             sums = {key: bytes(8 * piece_count(t.bytes)) for key, t in tensors.items()}
         pieces = [sums[key] for key in tensors]
@@ -104,6 +109,21 @@ class FileSet:
         ).encode()
 
 
+def _file_shape(tensor: StoredTensor) -> tuple[int, ...]:
+    """The shape that safetensors gives a tensor of torch."""
+    *outer, last = tensor.size or (1,)
+    return (*outer, 2 * last) if tensor.dtype == _PAIRED else tensor.size
+
+
+def _torch_shape(kind: str, shape: list[int], what: str) -> tuple[int, ...]:
+    """The shape that torch gives a tensor of safetensors."""
+    if _DTYPES[kind] != _PAIRED:
+        return tuple(shape)
+    if not shape or shape[-1] % 2:
+        raise ValueError(f"{what} is {kind} of {shape}: torch needs an even last size")
+    return (*shape[:-1], shape[-1] // 2)
+
+
 def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, int]) -> FileSet:
     """Makes files for the tensors, with their headers and their space.
 
@@ -117,8 +137,8 @@ def make_files(folder: str, items: Iterable[WriteItem], numbers: Mapping[str, in
                 f"{name} is not a tensor, and the files of Hugging Face hold only tensors: save it "
                 "elsewhere"
             )
-        if item.tensor_data.properties.dtype not in _NAMES:
-            dtype = item.tensor_data.properties.dtype
+        dtype = item.tensor_data.properties.dtype
+        if dtype not in _NAMES or (dtype == _PAIRED and not item.tensor_data.size):
             raise ValueError(f"{name} is {dtype}, which safetensors files do not have")
         in_file.setdefault(numbers.get(name, 1), {})[name] = item.tensor_data
     made = FileSet([], {})
@@ -306,35 +326,38 @@ def has_safetensors(folder: str) -> bool:
     return INDEX in names or any(name.endswith(".safetensors") for name in names)
 
 
-def read_set(folder: str) -> formats.Metadata:
+def read_set(folder: str, verify: bool) -> formats.Metadata:
     """Returns what the files hold, as metadata of a checkpoint.
 
     Without an index, all safetensors files of the folder count, also those with shards, which torch
-    writes.
+    writes. With `verify`, the log says which tensors have no checksum.
     """
     metadata = formats.Metadata({}, storage_data={})
-    index = os.path.join(folder, INDEX)
-    if os.path.exists(index):
-        _add(metadata, SafetensorsFile(index), INDEX, {})
-        return metadata
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            opened = SafetensorsFile(os.path.join(folder, name))
-            _add(metadata, opened, name, json.loads((opened.metadata or {}).get(_SHARDING, "{}")))
+    names = [INDEX]
+    if not os.path.exists(os.path.join(folder, INDEX)):
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    for name in names:
+        path = os.path.join(folder, name)
+        opened = SafetensorsFile(path)
+        if verify:
+            log_unchecked(path, opened)
+        sharding = {} if name == INDEX else json.loads((opened.metadata or {}).get(_SHARDING, "{}"))
+        _add(metadata, opened, name, sharding)
     return metadata
 
 
 def _add(
     metadata: formats.Metadata, opened: SafetensorsFile, name: str, sharding: dict[str, Any]
 ) -> None:
-    checked_by = name if opened.has_checksums else None
+    unchecked = set(opened.unchecked)
     names = [os.path.basename(file.path) for file in opened.files]
     for key, kind, shape, file, offset, count in opened.tensors:
         if kind not in _DTYPES:
             raise ValueError(f"{names[file]}: {key} is {kind}, which torch does not have")
-        size = tuple(shape)
+        size = _torch_shape(kind, shape, f"{names[file]}: {key}")
         first = sharding[key]["saved_offsets"] if key in sharding else [0] * len(size)
         stored = StoredTensor(_DTYPES[kind], size, contiguous(size), 0, key, 0, count, None)
+        checked_by = None if key in unchecked else name
         place = TensorPlace(names[file], offset, count, tensor=stored, checked_by=checked_by)
         metadata.storage_data[formats.MetadataIndex(key, first)] = place
         whole = metadata.state_dict_metadata.setdefault(

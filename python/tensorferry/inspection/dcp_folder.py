@@ -28,8 +28,18 @@ from ..dcp.folder import metadata_name, metadata_ranks
 from ..dcp.metadata_file import load_metadata
 from ..dcp.safetensors_set import TensorPlace, read_set
 from ..dcp.stored_tensor import StoredTensor, find_tensor
-from .dtypes import kind_of_torch
-from .tensors import Check, Checkpoint, Piece, StoredObject, Stretch, Tensor, Unusable, dense
+from .dtypes import PAIRED, kind_of_torch
+from .tensors import (
+    Check,
+    Checkpoint,
+    Piece,
+    StoredObject,
+    Stretch,
+    Tensor,
+    Unusable,
+    dense,
+    unpaired,
+)
 
 _FILES_MAX = 64  # open at a time
 # What reading metadata raises that have other kinds of objects than they should.
@@ -50,7 +60,7 @@ def open_dcp_folder(path: str) -> Checkpoint:
 def open_safetensors_folder(path: str) -> Checkpoint:
     """Opens all safetensors files of a folder, also those with shards, which torch writes."""
     try:
-        metadata = read_set(path)
+        metadata = read_set(path, verify=False)
     except _WRONG_KINDS as error:
         raise Unusable(f"{path}: its safetensors files do not belong together: {error}") from None
     found = Checkpoint(path, "safetensors", [], functools.partial(_checks, path, [metadata]))
@@ -104,7 +114,14 @@ def _tensor(
             checksum = f"crc32:{stored.crc:08x}"
     if elements != torch.Size(shape).numel():
         raise damaged(items.folder, f"the parts of {name} are not all of it", 0)
-    return Tensor(prefix + name, kind, shape, tuple(pieces), checksum)
+    if kind == PAIRED and shape:
+        shape, pieces = (*shape[:-1], 2 * shape[-1]), list(map(unpaired, pieces))
+    tensor = Tensor(prefix + name, kind, shape, tuple(pieces), checksum)
+    if kind == PAIRED and (not shape or tensor.stretches() is None):
+        raise Unusable(
+            f"{items.folder}: {name} has pairs of elements that do not follow each other"
+        )
+    return tensor
 
 
 def _piece(

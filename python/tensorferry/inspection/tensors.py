@@ -83,6 +83,20 @@ def dense(piece: Piece) -> bool:
     )
 
 
+def unpaired(piece: Piece) -> Piece:
+    """Returns a piece of pairs, which torch counts as one element each, by its single elements.
+
+    It is no scalar. If pairs of a row do not follow each other, elements have no place of their
+    own: then the piece is not dense.
+    """
+    *outer, last = piece.strides
+    return piece._replace(
+        starts=(*piece.starts[:-1], 2 * piece.starts[-1]),
+        sizes=(*piece.sizes[:-1], 2 * piece.sizes[-1]),
+        strides=(*(2 * step for step in outer), 1 if last == 1 or piece.sizes[-1] == 1 else 0),
+    )
+
+
 class StoredObject(NamedTuple):
     """Something in a checkpoint that is not a tensor."""
 

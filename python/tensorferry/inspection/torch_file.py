@@ -19,7 +19,17 @@ from ..checkpoint.sealed import Sealed
 from ..checkpoint.torch_layout import NotOurs, Place, TorchLayout, check_header, damaged
 from ..checkpoint.zip_archive import LOCAL_HEADER_BYTES
 from .dtypes import PAIRED, bits_of, kind_of_storage, kind_of_torch
-from .tensors import Check, Checkpoint, Piece, StoredObject, Stretch, Tensor, Unusable, dense
+from .tensors import (
+    Check,
+    Checkpoint,
+    Piece,
+    StoredObject,
+    Stretch,
+    Tensor,
+    Unusable,
+    dense,
+    unpaired,
+)
 
 _DEPTH_MAX = 200
 # A file of a few bytes could describe a tree without end.
@@ -300,8 +310,8 @@ def _tensor(
     if found.kind == PAIRED:
         if not dense(piece) or not sizes:
             raise Unusable(f"{path}: {shown} has pairs of elements that do not follow each other")
-        sizes = (*sizes[:-1], sizes[-1] * 2)
-        piece = piece._replace(sizes=sizes, strides=(*(2 * step for step in strides[:-1]), 1))
+        piece = unpaired(piece)
+        sizes = piece.sizes
     tensor = Tensor(shown, found.kind, sizes, (piece,), None)
     whole = dense(piece) and tensor.bytes == place.size
     return tensor._replace(checksum=f"crc32:{place.crc:08x}") if whole and has_crcs else tensor

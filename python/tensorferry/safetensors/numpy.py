@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import os
 
     from .._progress import Progress
+    from .opened import Verify
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -55,14 +56,16 @@ def load_file(
     filename: str | os.PathLike[str],
     *,
     backend: str = "mmap",
-    verify: bool = False,
+    verify: Verify = False,
     progress: Progress = None,
     mapping: bool = False,
 ) -> dict[str, numpy.ndarray]:
     """Loads all arrays of a file, in one read.
 
-    `verify=True` checks the checksums of a file that was saved with them; `progress` is True for a
-    bar, or a function of (done bytes, total bytes); `mapping=True` leaves it to safetensors.
+    `verify=True` checks the checksums of a file that was saved with them, and raises
+    SafetensorError if an array has none; `verify="if_present"` checks those that are there.
+    `progress` is True for a bar, or a function of (done bytes, total bytes); `mapping=True` leaves
+    it to safetensors.
     """
     with safe_open(
         filename,

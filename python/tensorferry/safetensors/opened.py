@@ -25,12 +25,14 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, NamedTuple
+    from typing import Any, Literal, NamedTuple, TypeAlias
 
     from .._core import Operation
     from .._progress import Progress
     from .frameworks import Framework
     from .slices import Part
+
+    Verify: TypeAlias = bool | Literal["if_present"]
 
     class Info(NamedTuple):
         """What the header says of a tensor."""
@@ -54,18 +56,15 @@ _WINDOW_BYTES = 64 << 20
 class OpenFile:
     """A file and how to make tensors of it. safe_open and its slices share it."""
 
-    def __init__(self, path: str, framework: str, device: Any, verify: bool) -> None:
+    def __init__(self, path: str, framework: str, device: Any, verify: Verify) -> None:
         try:
             self._file = _core.SafetensorsFile(path)
         except OSError as error:
             raise _opening_error(error, path) from error
         if device != "cpu" and framework != "pytorch":
             raise SafetensorError(f"Device {device} is not supported for framework {framework}")
-        if verify and not self._file.has_checksums:
-            raise SafetensorError(
-                f"{path} has no checksums to verify: save it with checksums=True, "
-                "or load it without verify"
-            )
+        if verify and verify != "if_present" and (unchecked := self._file.unchecked):
+            raise SafetensorError(_no_checksums(path, unchecked, len(self._file.tensors)))
         self._rows = {row[0]: row for row in self._file.tensors}
         self.metadata = self._file.metadata
         self.by_torch = framework == "pytorch"
@@ -92,8 +91,8 @@ class OpenFile:
             raise SafetensorError(f"File does not contain tensor {name}") from None
 
     def _start(self, reads: list[tuple[Any, ...]]) -> Operation:
-        verify = "required" if self.verify else "no"
-        return self._file.read(shared_handle(), reads, verify)  # type: ignore[arg-type]
+        verify = self.verify if self.verify == "if_present" else "required"
+        return self._file.read(shared_handle(), reads, verify if self.verify else "no")
 
     def _start_ahead(self, first: int, end: int) -> tuple[list[Any], Operation]:
         infos = [Info(*row) for row in islice(self._rows.values(), first, end)]
@@ -233,6 +232,18 @@ def _windows(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
         yield parts[first:]
 
 
+def _no_checksums(path: str, unchecked: list[str], tensors: int) -> str:
+    if len(unchecked) == tensors:
+        lacking = f"{path} has no checksums to verify"
+    else:
+        more = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
+        lacking = f"{path} has no checksum of tensor {unchecked[0]}{more}"
+    return (
+        f"{lacking}: save it with checksums=True, load it without verify, or check those that it "
+        'has with verify="if_present"'
+    )
+
+
 def _opening_error(error: OSError, path: str) -> Exception:
     if error.errno == errno.EBADMSG:
         return header_error(error, "Error while deserializing header")
@@ -247,7 +258,8 @@ class safe_open:  # noqa: N801
     `framework` is "pt" or "np" ("tf", "flax", "mlx" and "paddle" go to the package safetensors).
     `device` is a device of torch. Tensors are in memory of their own and outlive the file.
 
-    Beyond safetensors: `verify=True` checks the checksums of a file that was saved with them;
+    Beyond safetensors: `verify=True` checks the checksums of a file that was saved with them, and
+    raises SafetensorError if a tensor has none; `verify="if_present"` checks those that are there;
     `progress` is True for a bar in get_tensors() and get_slices(), or a function of (done bytes,
     total bytes); `mapping=True` maps the file, as the package safetensors does.
     """
@@ -263,10 +275,14 @@ class safe_open:  # noqa: N801
         device: Any = "cpu",
         *,
         backend: str = "mmap",
-        verify: bool = False,
+        verify: Verify = False,
         progress: Progress = None,
         mapping: bool = False,
     ) -> safe_open:
+        if verify not in (True, False, "if_present"):
+            raise ValueError(f"verify is {verify!r}; it must be True, False or 'if_present'")
+        if verify and mapping:
+            raise ValueError("verify needs mapping=False: safetensors compares no checksums")
         path = check_path(filename)
         kind = framework_named(framework)
         place = device_named(device, kind)

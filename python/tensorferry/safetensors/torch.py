@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .._progress import Progress
     from .._saving.line import WhenBusy
     from .._saving.saving import Saving
+    from .opened import Verify
 
 __all__ = [
     "load",
@@ -125,15 +126,17 @@ def load_file(
     device: str | int | torch.device = "cpu",
     *,
     backend: str = "mmap",
-    verify: bool = False,
+    verify: Verify = False,
     progress: Progress = None,
     mapping: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Loads all tensors of a file, in one read. They are in memory of their own.
 
-    `verify=True` checks the checksums of a file that was saved with them; `progress` is True for a
-    bar, or a function of (done bytes, total bytes). `mapping=True` maps the file instead, as the
-    package safetensors does: processes of one machine then share its pages.
+    `verify=True` checks the checksums of a file that was saved with them, and raises
+    SafetensorError if a tensor has none; `verify="if_present"` checks those that are there.
+    `progress` is True for a bar, or a function of (done bytes, total bytes). `mapping=True` maps
+    the file instead, as the package safetensors does: processes of one machine then share its
+    pages.
     """
     with safe_open(
         filename,
@@ -202,7 +205,7 @@ def load_model(
     device: str | int | torch.device = "cpu",
     *,
     backend: str = "mmap",
-    verify: bool = False,
+    verify: Verify = False,
     progress: Progress = None,
     mapping: bool = False,
 ) -> tuple[set[str], list[str]]:
