@@ -167,6 +167,7 @@ def test_the_lines_put_the_model_where_it_was_planned(ferry):
     assert 'tensorferry.offload.activations("/mnt/nvme")' in said
     said, _ = plan(ferry, "--parameters", "1B", "--inference", "--weights", "memory", *MACHINE)
     assert "without a drive" in said and "offload.parameters" not in said
+    assert "a pass" in said and "a step" not in said
 
 
 def command_of_ranks():
