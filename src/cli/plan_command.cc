@@ -142,6 +142,10 @@ void check_together(const PlanArguments& options) {
   if (options.parameters > bench::parameters_max) {
     refuse(fmt::format("--parameters: no model has more than {:.0e}", bench::parameters_max));
   }
+  if (options.layers > 0 && !options.model.empty()) {
+    refuse("--layers needs --parameters: a model has its own");
+  }
+  if (options.batch > 1 && !options.inference) refuse("--batch needs --inference");
   if (options.drives == 0) {
     const char* const why = " needs a drive, and --drives is 0";
     if (wishes.offload_weights == true) refuse(std::string("--weights drive") + why);
@@ -360,7 +364,7 @@ int run_plan(PlanArguments options) {
   fmt::print("\n{}\n{}", recommended(choices).name,
              places_table(options.machine, recommended(choices)));
   if (!fits) fmt::print("\n{}", shortage_text(task, options.machine, choices.front()));
-  fmt::print("\n{}", changes_table(fits ? choices.front().forecast.seconds() : 0, more));
+  fmt::print("\n{}", changes_table(task, fits ? choices.front().forecast.seconds() : 0, more));
   if (checked) print_check(options, costs, *checked, choices.front());
   if (fits) print_settings(options, recommended(choices));
   if (!options.json.empty()) {
@@ -395,8 +399,7 @@ void add_job(CLI::App& app, PlanArguments& options) {
       ->type_name("FILE")
       ->excludes(parameters);
   add_count(app, "--layers", options.layers, 0, 100'000,
-            "of the model, with --parameters; 0: what is usual")
-      ->needs(parameters);
+            "of the model, with --parameters; 0: what is usual");
   add_word<Precision>(
       app, "--dtype",
       {{"bf16", Precision::bf16}, {"fp16", Precision::fp16}, {"fp32", Precision::fp32}},
@@ -421,10 +424,8 @@ void add_job(CLI::App& app, PlanArguments& options) {
       ->default_str("kept");
   add_number(app, "--activation-bytes", task.activation_bytes,
              "for each token, of all layers; by default what those of transformers take");
-  CLI::Option* inference =
-      app.add_flag("--inference", options.inference, "run it instead of training it");
-  add_count(app, "--batch", options.batch, 1, 1'000'000, "sequences of inference at once")
-      ->needs(inference);
+  app.add_flag("--inference", options.inference, "run it instead of training it");
+  add_count(app, "--batch", options.batch, 1, 1'000'000, "sequences of inference at once");
 }
 
 void add_machine(CLI::App& app, PlanArguments& options) {

@@ -186,7 +186,8 @@ std::string shortage_text(const Task& task, const Machine& machine, const Choice
   return text;
 }
 
-std::string changes_table(double seconds, const std::vector<bench::Change>& changes) {
+std::string changes_table(const Task& task, double seconds,
+                          const std::vector<bench::Change>& changes) {
   std::vector<std::vector<std::string>> rows;
   for (const bench::Change& change : changes) {
     const bool fits = change.seconds > 0;
@@ -199,7 +200,7 @@ std::string changes_table(double seconds, const std::vector<bench::Change>& chan
                     life_text(change.drive_days)});
   }
   return table({{"with"},
-                {"a step", Align::right},
+                {task.trains ? "a step" : "a pass", Align::right},
                 {"of the time", Align::right},
                 {"drives last", Align::right}},
                rows);

@@ -22,7 +22,8 @@ namespace tensorferry::cli {
 [[nodiscard]] std::string shortage_text(const bench::Task& task, const bench::Machine& machine,
                                         const bench::Choice& choice);
 
-[[nodiscard]] std::string changes_table(double seconds, const std::vector<bench::Change>& changes);
+[[nodiscard]] std::string changes_table(const bench::Task& task, double seconds,
+                                        const std::vector<bench::Change>& changes);
 
 // The lines of Python that set up a choice by tensorferry's own names, those about activations, and
 // the configuration of DeepSpeed that tensorferry.initialize() takes.

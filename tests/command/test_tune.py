@@ -60,13 +60,16 @@ def test_it_narrows_round_by_round_and_keeps_a_profile(tuned):
     assert aio["block_size"] == best["block_bytes"] and aio["queue_depth"] == best["queue_depth"]
     assert aio["intra_op_parallelism"] == best["workers"]
 
-    # What is kept is what was said, and a Handle in a new process takes it.
+    # What is kept is what was said, and a Handle in a new process takes it, and a plan.
     (profile,) = (ferry.place / "profiles").iterdir()
     assert str(profile) == results["profile"] and str(profile) in said
     kept = dict(line.split() for line in profile.read_text().splitlines() if line[0] != "#")
     # The figure of `balanced` lies between those of reads and writes, up to the choice of medians.
     speeds = [int(kept.pop(f"{way}_bytes_per_second")) / 1e9 for way in ("read", "write")]
     assert min(speeds) / 2 < best["gb_per_second"] < max(speeds) * 2
+    ferry("plan", "--parameters", "1M", "--profile", ".", "--json", "plan.json")
+    machine = json.loads((ferry.place / "plan.json").read_text())["settings"]["machine"]
+    assert [machine["drive_read"] / 1e9, machine["drive_write"] / 1e9] == speeds
     assert kept == {
         name: str(best[name]) for name in ("engine", "block_bytes", "queue_depth", "workers")
     }
