@@ -64,6 +64,11 @@ def test_groups_are_read_ahead_in_the_order_of_the_last_pass(run, tmp_path):
         assert hits > 3 * groups > misses  # with a passing group in memory one in six was there
 
 
+def test_a_group_beyond_the_limit_is_read_once(run, tmp_path):
+    for misses, overflows in run(2, "beside_what_is_in_use", str(tmp_path)):
+        assert 0 < overflows <= misses <= 4
+
+
 def test_a_budget_keeps_whole_groups_in_memory(run, tmp_path):
     for (some, rest), (everything, nothing) in run(2, "budgeted", str(tmp_path)):
         assert 0 < some < everything and rest > 0

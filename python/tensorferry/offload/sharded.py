@@ -225,7 +225,7 @@ class MoveShards:
             unit.buffer,
             unit.nbytes,
             ShardPlace(fsdp_param),
-            lambda: residency.fetch(unit),
+            lambda: residency.fetch_group(unit),
         )
 
     def _materialise(self, group: Group) -> list[Module]:
