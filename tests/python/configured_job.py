@@ -136,6 +136,7 @@ def configured_words(nvme):
         "own overlap": word_of(
             tensorferry.optim.AdamW, net().parameters(), nvme_path=nvme, overlap="iteration"
         ),
+        "stages": word_of(tensorferry.initialize, net(), configuration(2 + dist.get_rank())),
         "left": os.listdir(nvme),
     }
 

@@ -1,6 +1,7 @@
 """What ranks do with models that FSDP2 has sharded and whose weights are on NVMe."""
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -135,6 +136,38 @@ def within_the_limit(nvme):
     return most, stats["buffer_bytes"], stats["weight_bytes"], stats["overflows"]
 
 
+def status_bytes(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name + ":"))
+
+
+def peaks_of_memory(nvme):
+    """What this process has taken at most while a model was made and while it was trained, and
+    the bytes of its weights."""
+
+    def train(model, limit):
+        weights, optimizer = on_drive(model, nvme, max_cpu_bytes=limit)
+        peaks = [status_bytes("VmHWM")]
+        for step in range(2):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        peaks.append(status_bytes("VmHWM"))
+        optimizer.close()
+        weights.close()
+        return peaks
+
+    train(shard(net(width=512, depth=1)), 1 << 20)  # brings code and libraries in
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins anew
+    before = status_bytes("VmRSS")
+    with torch.device("meta"):
+        model = net(width=512, depth=24)
+    peaks = train(shard(model), 6 << 20)
+    return [peak - before for peak in peaks], sum(param.nbytes for param in model.parameters())
+
+
 def read_ahead(nvme):
     """(how many groups were there when FSDP2 asked, and how many were not), and how many there are:
     five passes with memory for one in use and the next one."""
@@ -146,6 +179,19 @@ def read_ahead(nvme):
     stats = weights.stats()
     weights.close()
     return (stats["hits"], stats["misses"]), 7
+
+
+def beside_what_is_in_use(nvme):
+    """A pass with memory for one group, which another one has: the groups that it read. One that
+    comes beyond the limit is read once, not for each of its weights."""
+    model = shard(net(width=64, depth=4))
+    weights = tensorferry.offload.parameters(model, nvme, 40 << 10, keep_bytes=0)
+    with torch.no_grad(), weights.gather(model.blocks[1]):
+        before = weights.stats()
+        loss_of(model, 0)
+    after = weights.stats()
+    weights.close()
+    return [after[name] - before[name] for name in ("misses", "overflows")]
 
 
 def budgeted(nvme):

@@ -45,6 +45,7 @@ def test_what_does_not_go_together_is_said_with_what_to_do(run, tmp_path):
         assert "needs stage 3 with 2 ranks" in words["wrapped"]
         assert "ConfigError: overlap works with one rank, and there are 2" in words["overlap"]
         assert 'overlap="iteration" works with one rank' in words["own overlap"]
+        assert "stage of the configuration is 2 on rank 0 and 3 on rank 1" in words["stages"]
         assert words["left"] == []  # all that before anything was done
 
 

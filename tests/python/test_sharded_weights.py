@@ -52,9 +52,21 @@ def test_memory_stays_within_what_was_given(run, tmp_path):
         assert overflows == 0
 
 
+def test_a_rank_never_takes_memory_for_all_of_its_weights(run, tmp_path):
+    """6 MiB for weights, and what FSDP2 gathers and reduces of a block of 4 MiB."""
+    for (made, trained), model in run(2, "peaks_of_memory", str(tmp_path)):
+        assert model > 96 << 20
+        assert made < 24 << 20 and trained < 64 << 20, (made, trained)
+
+
 def test_groups_are_read_ahead_in_the_order_of_the_last_pass(run, tmp_path):
     for (hits, misses), groups in run(2, "read_ahead", str(tmp_path)):
         assert hits > 3 * groups > misses  # with a passing group in memory one in six was there
+
+
+def test_a_group_beyond_the_limit_is_read_once(run, tmp_path):
+    for misses, overflows in run(2, "beside_what_is_in_use", str(tmp_path)):
+        assert 0 < overflows <= misses <= 4
 
 
 def test_a_budget_keeps_whole_groups_in_memory(run, tmp_path):

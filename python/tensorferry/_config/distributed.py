@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn import Module, Parameter
 
+from .sections import ConfigError
+
 _log = logging.getLogger("tensorferry")
 
 
@@ -27,6 +29,20 @@ def join_ranks() -> int:
             torch.cuda.set_device(local % torch.cuda.device_count())
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def check_same(settings: dict[str, Any]) -> None:
+    """Raises ConfigError on every rank if one has other settings than rank 0: they would wait for
+    each other in vain."""
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, settings)
+    for rank, own in enumerate(every):
+        for name, value in every[0].items():
+            if own[name] != value:
+                raise ConfigError(
+                    f"{name} of the configuration is {value!r} on rank 0 and {own[name]!r} on rank "
+                    f"{rank}: give all ranks the same"
+                )
 
 
 def is_distributed(model: Module) -> bool:

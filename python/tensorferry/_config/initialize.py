@@ -16,7 +16,7 @@ from .._memory.layout import PAGE
 from ..optim.masters import HALF, MasterWeights
 from ..optim.supported import ELEMENTWISE
 from .config import Config
-from .distributed import distribute, is_ddp, is_distributed, join_ranks, renamed
+from .distributed import check_same, distribute, is_ddp, is_distributed, join_ranks, renamed
 from .optimizer import ConfiguredOptimizer
 from .schedules import Schedule
 from .sections import ConfigError, Section, read
@@ -38,7 +38,8 @@ def initialize(
     """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    settings = Config(read(config), join_ranks())
+    values = read(config)
+    settings = Config(values, join_ranks())
     if settings.ignored:
         _log.warning(
             "these keys of the configuration concern DeepSpeed's own machinery and have no effect "
@@ -52,6 +53,8 @@ def initialize(
     _check(settings, optimizer, options, params or (), shards == 0 or is_ddp(model))
     budget = _budget(settings, max_cpu_bytes)
     _check_overlap(settings, overlap)
+    if shards is not None:
+        check_same(_numbers(settings, values))
     for section in (settings.offload_param, settings.offload_optimizer):
         if section["device"] == "nvme":
             open_space(section["nvme_path"], PAGE, **settings.handle_options).close()
@@ -97,6 +100,17 @@ def _shards(
             "before you make it"
         )
     return config.stage
+
+
+def _numbers(config: Config, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that decide what is computed, and so what ranks wait for."""
+    numbers = ("stage", "dtype", "loss_scale", "gradient_accumulation_steps", "gradient_clipping")
+    return {
+        **{name: getattr(config, name) for name in numbers},
+        **{name: values.get(name) for name in ("optimizer", "scheduler")},
+        "offload_param.device": config.offload_param["device"],
+        "offload_optimizer.device": config.offload_optimizer["device"],
+    }
 
 
 def _budget(config: Config, max_cpu_bytes: int | str | MemoryBudget | None) -> MemoryBudget | None:

@@ -51,6 +51,7 @@ class Residency:
         self._staying: set[Unit] = set()  # from pass to pass
         self._ahead: set[Unit] = set()  # read ahead, and not used since
         self._late: set[Unit] = set()  # not in memory when they were chosen
+        self._gathered: Unit | None = None  # what fetch_group() has fetched last
         self._ahead_bytes = min(int(memory.nbytes * _AHEAD_SHARE), _AHEAD_BYTES)
         self._misses = 0
         self._hits = 0
@@ -344,6 +345,19 @@ class Residency:
             finally:
                 unit.users -= 1
                 self._give_up(unit)
+
+    def fetch_group(self, unit: Unit) -> torch.Tensor:
+        """The same for callers that ask for one weight of a unit after the other: memory over the
+        limit stays until they ask for another unit."""
+        with self._lock:
+            if self._gathered is not None and self._gathered is not unit:
+                self._give_up(self._gathered)
+            self._gathered = unit
+            unit.users += 1
+            try:
+                return self.fetch(unit)
+            finally:
+                unit.users -= 1
 
     def values_of(self, unit: Unit) -> list[torch.Tensor]:
         """Returns copies of the weights of a unit."""

@@ -20,7 +20,7 @@ from .._core import SwapSpace
 from .._memory.budget import MemoryBudget, Portion
 from .._memory.buffers import NvmePath, open_space
 from .._memory.gpu_pool import GpuPool
-from .._memory.heap import map_large_blocks
+from .._memory.heap import map_large_blocks, note_block_freed
 from .._memory.layout import PAGE, page_up
 from .._memory.spreading import spread
 from .._memory.weight_memory import WeightMemory
@@ -210,6 +210,8 @@ class MoveShards:
             start()
         if unit is not None:
             unit.move_out()
+        for fsdp_param in moving:
+            note_block_freed(_padded_bytes(fsdp_param))
         return unit
 
     def _stored(self, unit: Unit, fsdp_param: Any, key: str) -> StoredShard:
@@ -223,7 +225,7 @@ class MoveShards:
             unit.buffer,
             unit.nbytes,
             ShardPlace(fsdp_param),
-            lambda: residency.fetch(unit),
+            lambda: residency.fetch_group(unit),
         )
 
     def _materialise(self, group: Group) -> list[Module]:

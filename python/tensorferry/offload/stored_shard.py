@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._core import Operation, SwapSpace
+from .._memory.heap import note_block_freed
 from .._memory.layout import distributed_like, page_up
 from .._memory.stored_parameter import StoredParameter
 from .._memory.values import SwappedValues
@@ -68,6 +69,8 @@ class ShardOnDrive(torch.Tensor):
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor], None]:
         """What this rank gives to an all-gather."""
+        if self.device.type == "cpu":  # FSDP2 frees what it gathered before
+            note_block_freed(outer_size.numel() * self.itemsize)
         values = self.stored.padded()
         dtype = mp_policy.param_dtype
         if dtype is not None and values.dtype.is_floating_point:
