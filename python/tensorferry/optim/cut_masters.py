@@ -21,7 +21,7 @@ from .masters import GPU_CHUNK
 LOW = "master_low"  # the name of the state
 
 MASTER_BLOCK = _core.MASTER_BLOCK  # elements that share a digest
-_PIECE = GPU_CHUNK // 4 // MASTER_BLOCK  # blocks at a time: an element takes eight bytes
+_PIECE = GPU_CHUNK // 2 // MASTER_BLOCK  # blocks at a time: an element takes eight bytes
 
 # A list that is longer than this share of the elements is not worth it.
 _MOST_LISTED = 1 / 256
