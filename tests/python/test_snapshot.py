@@ -87,6 +87,42 @@ def test_a_run_with_an_edited_weight_goes_on_too(kind, make, path):
     assert second.stored_bytes() == stored
 
 
+def begin_step(run):
+    """Up to step(): some parameters are stepped, others not."""
+    loss = run.model(torch.randn(4, 33)).pow(2).mean()
+    with run.optimizer.last_backward():
+        loss.backward()
+
+
+def test_a_snapshot_in_the_middle_of_a_step_is_refused(make, path):
+    run = make(overlap="backward")
+    run.step()
+    begin_step(run)
+    with pytest.raises(RuntimeError, match=re.escape("call step() before a snapshot")):
+        run.take(path)
+    run.optimizer.step()
+    assert run.take(path).number == 1
+
+
+@pytest.mark.parametrize("overlap", ["backward", "iteration"])
+def test_a_run_resumes_in_the_middle_of_a_step(overlap, make, path):
+    seed_all(1)
+    run = make(overlap=overlap)
+    run.step()
+    run.take(path)
+    losses = [run.step(), run.step()]
+    begin_step(run)
+    run.resume(path)
+    run.optimizer.zero_grad()
+    assert [run.step(), run.step()] == losses
+    if overlap == "iteration":  # step() has left a part of it
+        begin_step(run)
+        run.optimizer.step()
+        run.resume(path)
+        run.optimizer.zero_grad()
+        assert [run.step(), run.step()] == losses
+
+
 def test_the_snapshot_that_a_run_resumes_from_stays_as_it_is(make, path):
     seed_all(1)
     first = make("weights")
