@@ -73,6 +73,11 @@ def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int | Tens
     GPU as a tensor there."""
     if not isinstance(known.listed, bytes):
         return join_by_torch(master, weights, low, known)
+    if not master.is_cpu:  # a snapshot has been taken on the CPU
+        here = [tensor.cpu() for tensor in (master, weights, low)]
+        changed = join(*here, known)
+        master.copy_(here[0])
+        return changed
     return _core.join_masters(
         master,
         weights.view(torch.int16),
