@@ -29,6 +29,7 @@ FORMS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "12 bytes": (torch.float16, {}),  # whole masters
     "10 bytes": (torch.bfloat16, {}),
     "4 bytes": (torch.bfloat16, {"moments": "int8"}),
+    "4 bytes, half in memory": (torch.bfloat16, {"moments": "int8", "max_cpu_bytes": "50%"}),
     "4 bytes in memory": (torch.bfloat16, {"moments": "int8", "max_cpu_bytes": "100%"}),
 }
 

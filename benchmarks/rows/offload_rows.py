@@ -64,6 +64,7 @@ def offload_rows(bench: Bench, peers: Peers) -> list[Row]:
     return [
         *step_rows(bench, ours, memory, theirs),
         *kept_rows(ours, others, memory),
+        *cut_rows(ours, others),
         *int8_rows(bench, ours, others),
         *inference_rows(bench, ours, memory),
     ]
@@ -138,6 +139,30 @@ def kept_rows(ours: JobProcess, others: JobProcess, memory: JobProcess) -> list[
             peer="torch",
         )
         for words, form, most, other in rows
+    ]
+
+
+def cut_rows(ours: JobProcess, others: JobProcess) -> list[Row]:
+    """Fewer bytes beside whole masters and moments in fp32."""
+    rows = [
+        ("masters cut, states on NVMe", "10 bytes", 1 / 1.12),
+        (
+            "masters cut, moments in 8 bits, half of the states in memory",
+            "4 bytes, half in memory",
+            0.20,
+        ),
+    ]
+    return [
+        Row(
+            f"AdamW step, 200 M parameters in bf16, {words} / 12 bytes per parameter on NVMe",
+            "s",
+            Target(most, at_least=False),
+            partial(ours.run, "step", repeat=STEPS, form=form),
+            partial(released, others, form="12 bytes"),
+            seconds,
+            peer="torch",
+        )
+        for words, form, most in rows
     ]
 
 

@@ -116,6 +116,7 @@ def initialize(
     model_parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]] | None = None,
     max_cpu_bytes: int | str | MemoryBudget | None = None,
     overlap: str | None = None,
+    moments: str = "fp32",
 ) -> tuple[Model, ConfiguredOptimizer | Any]:
     """Sets up a model and its optimizer from a DeepSpeed configuration: (model, optimizer).
 
@@ -134,6 +135,7 @@ def initialize(
     `max_cpu_bytes` is one number for weights and states together, or "auto": see MemoryBudget. It
     takes the place of what max_in_cpu, buffer_size and ratio say. overlap="backward" steps during
     the last backward(loss) of a batch, overlap="iteration" behind the next forward pass too.
+    moments="int8" stores the moments of Adam and AdamW in 8 bits.
     """
     from ._config.initialize import initialize as with_torch
 
@@ -145,6 +147,7 @@ def initialize(
         model_parameters=model_parameters,
         max_cpu_bytes=max_cpu_bytes,
         overlap=overlap,
+        moments=moments,
     )
     return made
 

@@ -11,6 +11,7 @@ from master_adamw import MasterAdamW
 from quantized_adamw import QuantizedAdamW, quantized
 from tensorferry.optim.cut_masters import begin_cut, cut, join
 from tensorferry.optim.quantized_moments import NAMES, PACKED, pack_moments, unpack_moments
+from tensorferry.optim.snapshots import cut_in, cut_out
 
 BLOCK = 16384
 
@@ -152,6 +153,19 @@ def test_masters_are_cut_and_joined_on_the_gpu():
     assert join(back, weights, low, known) == 1
     assert torch.equal(back[:BLOCK], weights[:BLOCK].float()) or master[:BLOCK].isnan().any()
     assert torch.equal(back[BLOCK:], master[BLOCK:])
+
+
+@pytest.mark.parametrize("before, after", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_masters_that_were_cut_elsewhere_are_joined(before, after):
+    """As when a snapshot is resumed where the model is on another device."""
+    master = torch.randn(3 * BLOCK + 5, device=before)
+    master[7] = float("nan")
+    weights = master.to(torch.bfloat16)
+    low = torch.empty(len(master), dtype=torch.int16, device=before)
+    known = cut_in(cut_out(cut(master, weights, low)), torch.device(after))
+    back = torch.empty_like(master, device=after)
+    assert join(back, weights.to(after), low.to(after), known) == 0
+    assert torch.equal(back.cpu().view(torch.int32), master.cpu().view(torch.int32))
 
 
 def test_two_hundred_steps_are_those_of_whole_masters(tmp_path):

@@ -424,6 +424,34 @@ def test_ratio_is_the_share_of_the_states_on_the_drive():
         optimizer_of(ratio=1.5)
 
 
+def test_moments_may_be_stored_in_8_bits():
+    stored = []
+    for moments in ("fp32", "int8"):
+        model, optimizer = tensorferry.initialize(make_model(), config(), moments=moments)
+        train(model, optimizer, batches(1))
+        stored.append(optimizer.optimizer.stats()["tensor_bytes"])
+        optimizer.close()
+    assert stored[1] < 0.4 * stored[0]
+
+
+@pytest.mark.parametrize(
+    "change, moments, message",
+    [
+        ({}, "int4", "moments is 'int4'"),
+        ({"optimizer": {"type": "SGD", "params": {"lr": 1}}}, "int8", "this is SGD"),
+        ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, "int8", "amsgrad"),
+        ({"zero_optimization": {}}, "int8", "keeps the states in memory"),
+    ],
+)
+def test_moments_that_cannot_be_are_refused_before_anything_changes(change, moments, message):
+    model = make_model()
+    settings = config("nvme", "nvme", bf16={"enabled": True}) | change
+    with pytest.raises(ValueError, match=message):
+        tensorferry.initialize(model, settings, moments=moments)
+    assert next(model.parameters()).dtype == torch.float32
+    assert not list(Path().rglob("tensors"))
+
+
 def test_pin_memory_decides_whether_the_buffers_are_locked():
     def locked_kib():
         with open("/proc/self/status") as status:

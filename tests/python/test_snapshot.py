@@ -37,6 +37,63 @@ def test_a_run_goes_on_from_a_snapshot_with_the_same_bits(kind, make, path):
     assert_same_bits(second.bits(), expected)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "all in memory"])
+def test_a_run_with_an_edited_weight_goes_on_too(kind, make, path):
+    """After the step that has noticed it, all of its master is stored; and so it stays."""
+    seed_all(1)
+    first = make(kind, dtype=torch.bfloat16)
+    first.step()
+    next(first.model.parameters()).data.mul_(1.5)
+    first.step()
+    first.take(path)
+    losses = [first.step() for _ in range(2)]
+    expected, stored = first.bits(), first.stored_bytes()
+    first.close()
+    seed_all(2)
+    second = make(kind, dtype=torch.bfloat16, seed=9)
+    second.step()
+    assert second.resume(path).snapshot.number == 1
+    assert [second.step() for _ in range(2)] == losses
+    assert_same_bits(second.bits(), expected)
+    assert second.stored_bytes() == stored
+
+
+def begin_step(run):
+    """Up to step(): some parameters are stepped, others not."""
+    loss = run.model(torch.randn(4, 33)).pow(2).mean()
+    with run.optimizer.last_backward():
+        loss.backward()
+
+
+def test_a_snapshot_in_the_middle_of_a_step_is_refused(make, path):
+    run = make(overlap="backward")
+    run.step()
+    begin_step(run)
+    with pytest.raises(RuntimeError, match=re.escape("call step() before a snapshot")):
+        run.take(path)
+    run.optimizer.step()
+    assert run.take(path).number == 1
+
+
+@pytest.mark.parametrize("overlap", ["backward", "iteration"])
+def test_a_run_resumes_in_the_middle_of_a_step(overlap, make, path):
+    seed_all(1)
+    run = make(overlap=overlap)
+    run.step()
+    run.take(path)
+    losses = [run.step(), run.step()]
+    begin_step(run)
+    run.resume(path)
+    run.optimizer.zero_grad()
+    assert [run.step(), run.step()] == losses
+    if overlap == "iteration":  # step() has left a part of it
+        begin_step(run)
+        run.optimizer.step()
+        run.resume(path)
+        run.optimizer.zero_grad()
+        assert [run.step(), run.step()] == losses
+
+
 def test_the_snapshot_that_a_run_resumes_from_stays_as_it_is(make, path):
     seed_all(1)
     first = make("weights")

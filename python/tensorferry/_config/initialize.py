@@ -14,7 +14,7 @@ from .._memory.budget import MemoryBudget
 from .._memory.buffers import open_space
 from .._memory.layout import PAGE
 from ..optim.masters import HALF, MasterWeights
-from ..optim.supported import ELEMENTWISE
+from ..optim.supported import ELEMENTWISE, check_moments
 from .config import Config
 from .distributed import check_same, distribute, is_ddp, is_distributed, join_ranks, renamed
 from .optimizer import ConfiguredOptimizer
@@ -34,6 +34,7 @@ def initialize(
     model_parameters: Iterable[Any] | None = None,
     max_cpu_bytes: int | str | MemoryBudget | None = None,
     overlap: str | None = None,
+    moments: str = "fp32",
 ) -> tuple[torch.nn.Module, ConfiguredOptimizer | None]:
     """See tensorferry.initialize()."""
     if not isinstance(model, torch.nn.Module):
@@ -53,6 +54,13 @@ def initialize(
     _check(settings, optimizer, options, params or (), shards == 0 or is_ddp(model))
     budget = _budget(settings, max_cpu_bytes)
     _check_overlap(settings, overlap)
+    if moments != "fp32" and settings.offload_optimizer["device"] != "nvme":
+        raise ConfigError(
+            "moments says how the drive stores them, and the configuration keeps the states in "
+            "memory: name offload_optimizer in zero_optimization, or leave it out"
+        )
+    if kind is not None:
+        check_moments(moments, kind, [options], masters=True)
     if shards is not None:
         check_same(_numbers(settings, values))
     for section in (settings.offload_param, settings.offload_optimizer):
@@ -68,7 +76,7 @@ def initialize(
     try:
         # If the weights do not fit into memory, neither do their gradients.
         offload_gradients = streams and overlap is None
-        offloading = _offload_options(settings, budget, overlap, offload_gradients)
+        offloading = _offload_options(settings, budget, overlap, moments, offload_gradients)
         if kind is not None:
             given = list(model.parameters()) if params is None else params
             optimizer = _make(kind, options, given, offloading)
@@ -245,7 +253,11 @@ def _check_overlap(config: Config, overlap: str | None) -> None:
 
 
 def _offload_options(
-    config: Config, budget: MemoryBudget | None, overlap: str | None, offload_gradients: bool
+    config: Config,
+    budget: MemoryBudget | None,
+    overlap: str | None,
+    moments: str,
+    offload_gradients: bool,
 ) -> dict[str, Any] | None:
     """Returns the arguments of optim.offload(); None if the states stay in memory."""
     section = config.offload_optimizer
@@ -261,6 +273,7 @@ def _offload_options(
         # DeepSpeed's ratio is the share that it offloads.
         "max_cpu_bytes": f"{100 * (1 - section['ratio']):.6f}%" if budget is None else budget,
         "offload_gradients": offload_gradients,
+        "moments": moments,
         **config.handle_options,
         **({} if overlap is None else {"overlap": overlap}),
     }

@@ -21,7 +21,7 @@ from .masters import GPU_CHUNK
 LOW = "master_low"  # the name of the state
 
 MASTER_BLOCK = _core.MASTER_BLOCK  # elements that share a digest
-_PIECE = GPU_CHUNK // 4 // MASTER_BLOCK  # blocks at a time: an element takes eight bytes
+_PIECE = GPU_CHUNK // 2 // MASTER_BLOCK  # blocks at a time: an element takes eight bytes
 
 # A list that is longer than this share of the elements is not worth it.
 _MOST_LISTED = 1 / 256
@@ -73,6 +73,11 @@ def join(master: Tensor, weights: Tensor, low: Tensor, known: Cut) -> int | Tens
     GPU as a tensor there."""
     if not isinstance(known.listed, bytes):
         return join_by_torch(master, weights, low, known)
+    if not master.is_cpu:  # a snapshot has been taken on the CPU
+        here = [tensor.cpu() for tensor in (master, weights, low)]
+        changed = join(*here, known)
+        master.copy_(here[0])
+        return changed
     return _core.join_masters(
         master,
         weights.view(torch.int16),

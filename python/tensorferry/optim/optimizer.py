@@ -459,6 +459,7 @@ class Offloaded(torch.optim.Optimizer):
 
     def snapshot_part(self) -> SnapshotPart:
         """What tensorferry.snapshot keeps of this optimizer."""
+        self._check_no_step("a snapshot")
         self.settle()
         store = self._open()
         store.settle()
@@ -473,6 +474,7 @@ class Offloaded(torch.optim.Optimizer):
         store = self._store
         if store is None or store.closed:
             raise RuntimeError("this optimizer is closed")
+        self._give_up_step("a snapshot was resumed before step()")
         self._settle_to_replace(store)
         settings = snapshots.settings_of(saved)
         self._check_moments([{**own, "params": []} for own in settings])

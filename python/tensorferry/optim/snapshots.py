@@ -36,7 +36,7 @@ def part_of(
         "param_groups": [_settings(group) for group in param_groups],
         "fields": [[_described(field, group) for field in group.fields] for group in groups],
         "small": [[_copied(shard.small) for shard in group.shards] for group in groups],
-        "cuts": [[_cut_out(shard.cut) for shard in group.shards] for group in groups],
+        "cuts": [[cut_out(shard.cut) for shard in group.shards] for group in groups],
         "whole": [[shard.stays_whole for shard in group.shards] for group in groups],
         "records": {group.key: store.kept.record(group) for group in kept},
         "edited": sorted(numbers[param] for param in edited),
@@ -69,7 +69,7 @@ def resume(
         for shard, own, cut, stays_whole in zip(group.shards, small, cuts, whole):
             shard.stays_whole = stays_whole
             shard.small = _placed(shard, own)
-            shard.cut = _cut_in(cut, group.device)
+            shard.cut = cut_in(cut, group.device)
     store.kept.choose(groups)
     for group in groups:
         if (record := memory["records"].get(group.key)) is not None:
@@ -149,7 +149,7 @@ def _copied(small: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut_out(cut: Cut | None) -> dict[str, Any] | None:
+def cut_out(cut: Cut | None) -> dict[str, Any] | None:
     if cut is None:
         return None
     if isinstance(cut.listed, bytes):  # which torch does not load without running code
@@ -161,7 +161,7 @@ def _cut_out(cut: Cut | None) -> dict[str, Any] | None:
     return {"digests": cut.digests, "listed": listed}
 
 
-def _cut_in(saved: dict[str, Any] | None, device: torch.device) -> Cut | None:
+def cut_in(saved: dict[str, Any] | None, device: torch.device) -> Cut | None:
     if saved is None:
         return None
     listed = saved["listed"]

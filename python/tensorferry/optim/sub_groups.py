@@ -235,6 +235,10 @@ class SubGroups:
     def add(self, group: Group, settings: Group | None = None) -> None:
         """Cuts the parameters of a group for its settings, or for those that it will get."""
         settings = group if settings is None else settings
+        if len(set(group["params"])) < len(group["params"]):
+            raise ValueError(
+                "a parameter is twice in its group, so it would be stepped twice: leave one out"
+            )
         for param in group["params"]:
             self.shards[param] = self._cut(group, param, self.needs.element_bytes(settings, param))
         self._amsgrad.append(bool(settings.get("amsgrad")))
