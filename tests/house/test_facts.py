@@ -275,6 +275,22 @@ NUMBERS = [  # (where the code has a number, {where else it stands})
         ),
     ),
     (
+        ("src/handle/settings.cc", r"lane_queue_depth = (\d+);"),
+        {"docs/architecture.md": r"not fit on a lane \(more than (\d+) requests"},
+    ),
+    (
+        ("src/handle/settings.cc", r"lane_slots = (\d+);"),
+        {"docs/architecture.md": r"more than (\d+) of them through slots"},
+    ),
+    (
+        ("src/handle/conductor.cc", r"lane_bytes_max = (\d+) \* KiB;"),
+        {"docs/architecture.md": r"operation of at most (\d+) KiB goes on the lane"},
+    ),
+    (
+        ("src/handle/transfer_builder.cc", r"read_over_bytes_max = (\d+) \* KiB;"),
+        {"docs/architecture.md": r"moves over gaps of up to (\d+) KiB"},
+    ),
+    (
         ("src/handle/process_share.cc", r"slot_bytes_max = (\d+) \* MiB"),
         {
             "src/handle/process_share.h": r"(\d+) MiB of slots",
