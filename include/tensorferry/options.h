@@ -67,8 +67,8 @@ enum class Durability : std::uint8_t { none, data, full };
 // that waits; and a handle that has nothing else to do always has one request in the background
 // under way on each drive.
 //
-// Who waits for an operation raises it to the priority of the waiting thread (see PriorityScope);
-// without a scope, to that of the operation's handle.
+// A thread that waits for an operation raises it to its own priority (see PriorityScope); without a
+// scope, to that of the operation's handle.
 enum class Priority : std::uint8_t { urgent, normal, background };
 
 // What closing a Handle does with its reads. It finishes writes either way.

@@ -33,7 +33,7 @@ struct Stats {
 
   double cpu_seconds = 0;  // of the handle's own threads
 
-  std::uint64_t lane_operations = 0;  // small ones, that whoever waits for them moves itself
+  std::uint64_t lane_operations = 0;  // small ones, moved by the thread that waits
 };
 
 // The counters of Stats by name, in the order above, for programs that print or add up all of them.

@@ -221,15 +221,16 @@ class TENSORFERRY_EXPORT SwapSpace {
   // one fdatasync of each drive. When the call returns, all bytes are durable.
   //
   // Gives the files of the space a second name, `name` and a number, in the directory
-  // tensorferry-snapshots-UID beside that of the run. Nothing removes these names but whoever
-  // wants the space back: remove the files, and call drop_snapshot() if this space has taken the
+  // tensorferry-snapshots-UID beside that of the run. Nothing removes these names.
+  // To get the space back, remove the files, and call drop_snapshot() if this space has taken the
   // snapshot, so that it can use the space itself.
   //
   // Makes room first for as many bytes as the snapshot keeps, so that the tensors can be put again;
   // what the snapshots `replaced` keep counts as free, because the caller drops them next. Throws
   // Error (ENOSPC) if the drives have less; then, and after any other Error, nothing has changed.
-  // Throws EINVAL for a name that is not made of letters, digits, '-', '_' and '.', EEXIST if there
-  // is a snapshot of that name, ENOENT for an unknown key, EIO if the last write of one has failed.
+  // Throws EINVAL for a name that is not made of letters, digits, '-', '_' and '.', EEXIST if a
+  // snapshot of that name exists, ENOENT for an unknown key, EIO if the last write of one has
+  // failed.
   [[nodiscard]] SwapSnapshot snapshot(const std::string& name, std::span<const std::string> keys,
                                       std::span<const std::string> replaced = {});
 

@@ -3,7 +3,7 @@
 // keeper of the crew reaps.
 //
 // One thread at a time attends the lane: it sleeps in the engine and judges what arrives, its own
-// and that of others. Who comes second follows: it sleeps until the first is done or leaves.
+// and that of others. A second thread follows: it sleeps until the first is done or leaves.
 #pragma once
 
 #include <atomic>

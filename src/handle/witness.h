@@ -1,4 +1,4 @@
-// Who sees the bytes of an operation as they pass. Checksums come from it.
+// What sees the bytes of an operation as they pass. Checksums come from it.
 #pragma once
 
 #include <cstddef>

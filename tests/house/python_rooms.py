@@ -33,6 +33,9 @@ ALONE = {"report"}
 # `import tensorferry` loads these. __init__ imports all else at its first use, inside functions.
 LOADED_AT_ONCE = {"_core", "aio"}
 
+# Functions that ask for an attribute by its name.
+ASKING = {"delattr", "getattr", "hasattr", "setattr"}
+
 # Private names of Python and torch: modules, and attributes of their objects.
 FOREIGN_MODULES = {"sys", "torch", "_aten"}
 FOREIGN_ATTRIBUTES = {
@@ -48,10 +51,16 @@ FOREIGN_ATTRIBUTES = {
     "_version",
     "_local_tensor",  # of torch's DTensor
     "_get_fsdp_state",  # of modules that FSDP2 has sharded, and of what it keeps of parameters
+    "_extensions_data",
     "_init_extensions",
+    "_fsdp_param_group",
+    "_fsdp_param_groups",
     "_module_info",
     "_setattr_on_modules",
     "_sharded_param_data",
+    "_init_weights",  # of transformers' PreTrainedModel
+    "_no_split_modules",
+    "_orig_mod",  # of modules that torch.compile has wrapped
 }
 
 
@@ -167,6 +176,9 @@ def touched(tree):
             touches = isinstance(child, ast.Attribute) and private(child.attr)
             if touches and child.attr not in FOREIGN_ATTRIBUTES and not own(child.value, classes):
                 yield child.lineno, ast.unparse(child)
+            name = name_asked_for(child)
+            if private(name) and name not in FOREIGN_ATTRIBUTES and not own(child.args[0], classes):
+                yield child.lineno, ast.unparse(child)
             if isinstance(child, ast.ImportFrom) and child.module and room_like(child):
                 for alias in child.names:
                     if private(alias.name):
@@ -175,6 +187,12 @@ def touched(tree):
             yield from visit(child, inner)
 
     return visit(tree, frozenset())
+
+
+def name_asked_for(node):
+    """The name in getattr(thing, "name") and the like; else nothing."""
+    asks = isinstance(node, ast.Call) and ast.unparse(node.func) in ASKING and len(node.args) > 1
+    return node.args[1].value if asks and isinstance(node.args[1], ast.Constant) else ""
 
 
 def room_like(node):

@@ -48,6 +48,16 @@ def test_ci_runs_every_stage_and_ends_with_the_closing_lines_of_the_tests(ci):
     assert done.stdout.splitlines()[-3 * len(CLOSING) :] == 3 * CLOSING  # asan, tsan, test
 
 
+def test_the_page_names_what_the_thread_sanitizer_runs(root):
+    makefile = (root / "Makefile").read_text()
+    tests = re.search(r"^TSAN_TESTS \?= (.*)$", makefile, re.MULTILINE)[1].split()
+    told = re.search(r"^make tsan +# (.*):", (root / "CONTRIBUTING.md").read_text(), re.MULTILINE)[
+        1
+    ]
+    words = told.replace("the stress test", "stress").split(", ")
+    assert words == [test.removesuffix("_test") for test in tests]
+
+
 @pytest.mark.parametrize("failing", STAGES)
 def test_ci_stops_at_the_first_stage_that_fails(ci, failing):
     done, asked = ci(failing)

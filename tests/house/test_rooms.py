@@ -295,6 +295,8 @@ PRIVATES = [
     "def f(other):\n    other._take(3)",
     "class A:\n    def f(self):\n        B._made = self",
     "class A: ...\nA._made = 3",
+    "getattr(handle, '_pending', None)",
+    "setattr(self.handle, '_pending', 3)",
     "from .deepspeed import _op",
     "from tensorferry.aio import _failure",
 ]
@@ -311,6 +313,8 @@ OWN = [
     "module._parameters, module._buffers, module._forward_hooks",
     "place._replace(offset=3)",
     "self.__class__.__name__",
+    "getattr(self, '_pending', None)",
+    "hasattr(handle, 'pending') or getattr(handle, name)",
 ]
 
 

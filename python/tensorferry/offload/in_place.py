@@ -126,11 +126,16 @@ class InPlace:
             on_meta = [name for name in missing if found[name].device.type == "meta"]
             problems += _problem("neither the checkpoint nor the model has values of", on_meta)
             if missing:
-                _log.warning("not in the checkpoint, left as they are: %s", _listed(missing))
+                _log.warning(
+                    "the checkpoint lacks these weights, which stay as they are: %s",
+                    _listed(missing),
+                )
         if extra_is_error:
             problems += _problem("the model has no place for", extra)
         elif extra:
-            _log.warning("in the checkpoint, and not in the model: %s", _listed(extra))
+            _log.warning(
+                "the model has no place for these tensors of the checkpoint: %s", _listed(extra)
+            )
         return problems
 
     def _values_of(self, name: str, tensor: torch.Tensor) -> FileValues:
