@@ -63,6 +63,8 @@ class System {
   // Locks the file until this process closes it: 0, or -EWOULDBLOCK if another process holds the
   // lock.
   virtual int lock_file(int fd);
+  // The same, for any number of processes at once.
+  virtual int share_file(int fd);
 
   // Maps private anonymous memory, zeroed. Returns nullptr if the system has too little.
   virtual std::byte* map(std::size_t bytes);
