@@ -211,6 +211,25 @@ def test_damage_is_no_empty_folder(two, path):
     assert tensorferry.snapshot.find(path) == []
 
 
+def test_a_folder_of_another_user_that_cannot_be_read_is_none_of_ours(two, path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    (path / "lost+found").mkdir()
+    real = folder.read_json
+
+    def read(file):
+        if file.parent.name == "lost+found":
+            raise PermissionError(errno.EACCES, "no", str(file))
+        return real(file)
+
+    monkeypatch.setattr(folder, "read_json", read)
+    with pytest.raises(PermissionError):
+        tensorferry.snapshot.find(path)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert len(tensorferry.snapshot.find(path)) == 2
+
+
 def test_a_later_format_is_not_passed_over(two, make, path):
     record = two[0][1] / "commit.json"
     record.write_text(record.read_text().replace('"version": 1', '"version": 2'))

@@ -224,6 +224,9 @@ def look(path: Path) -> tuple[list[Snapshot], dict[str, Unusable]]:
             found.append(_snapshot(folder, read_json(folder / COMMIT)))
         except (FileNotFoundError, NotADirectoryError):
             pass
+        except PermissionError:  # lost+found
+            if folder.stat().st_uid == os.geteuid():
+                raise
         except Unusable as error:
             if is_ours(folder):
                 problems[folder.name] = error
