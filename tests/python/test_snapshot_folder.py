@@ -328,6 +328,40 @@ def test_all_spaces_sync_at_the_same_time(make, path, monkeypatch):
     run.take(path)
 
 
+def test_a_snapshot_that_somebody_reads_gives_no_room(make, path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    run = make()
+    run.step()
+    older = run.take(path)
+    real = tensorferry.SwapSpace.snapshot
+    replaced = []
+
+    def note(space, name, keys, names):
+        replaced.append(list(names))
+        return real(space, name, keys, names)
+
+    monkeypatch.setattr(tensorferry.SwapSpace, "snapshot", note)
+    with folder.in_use(older):
+        newer = run.take(path, keep=1)
+    run.take(path, keep=1)
+    assert replaced[0] == [] and len(replaced[1]) == 2
+    assert not Path(older.path).exists() and not Path(newer.path).exists()
+
+
+def test_the_folder_itself_is_durable_too(tmp_path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    synced = []
+    real = folder.sync
+    monkeypatch.setattr(folder, "sync", lambda where: synced.append(where) or real(where))
+    tensorferry.snapshot.take(tmp_path / "a" / "b")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+    synced.clear()
+    tensorferry.snapshot.take(tmp_path / "a" / "b")
+    assert tmp_path not in synced
+
+
 def test_a_program_may_change_its_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("nvme").mkdir()
