@@ -145,6 +145,7 @@ int System::link_file(int fd, int directory, const char* name) {
 int System::set_mode(int fd, mode_t mode) { return or_errno(::fchmod(fd, mode)); }
 
 int System::lock_file(int fd) { return or_errno(::flock(fd, LOCK_EX | LOCK_NB)); }
+int System::share_file(int fd) { return or_errno(::flock(fd, LOCK_SH | LOCK_NB)); }
 
 int System::unlock_file(int fd) { return or_errno(::flock(fd, LOCK_UN)); }
 

@@ -63,6 +63,8 @@ class System {
   // Locks the file until this process, and every child that it has forked meanwhile, closes it: 0,
   // or -EWOULDBLOCK if another process holds the lock.
   virtual int lock_file(int fd);
+  // The same, for any number of processes at once.
+  virtual int share_file(int fd);
   // Ends that lock at once, whoever still has the descriptor.
   virtual int unlock_file(int fd);
 

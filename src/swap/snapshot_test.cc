@@ -417,5 +417,34 @@ TEST_F(SnapshotTest, space_that_no_snapshot_needs_is_freed_only_after_the_run) {
   EXPECT_EQ(wrong_in(space, "t", 4 * MiB, 1), "");
 }
 
+TEST_F(SnapshotTest, nothing_is_freed_while_a_run_on_another_drive_reads_it) {
+  const std::filesystem::path memory = "/dev/shm/snapshot_test." + std::to_string(::getpid());
+  std::error_code refused;
+  if (!std::filesystem::create_directory(memory, refused)) GTEST_SKIP() << "no other file system";
+  SwapSnapshot first;
+  SwapSnapshot second;
+  {
+    SwapSpace space(options());
+    put_tensor(space, "t", 4 * MiB, 1);
+    first = snapshot_of(space, "a", {"t"});
+    put_tensor(space, "t", 4 * MiB, 2);
+    second = snapshot_of(space, "b", {"t"});
+  }
+  {
+    SwapOptions elsewhere = options();
+    elsewhere.directories = {memory.string()};
+    SwapSpace space(elsewhere);
+    space.attach(first);
+    std::filesystem::remove(first.files[0]);
+    EXPECT_FALSE(trim_snapshot_file(second.files[0], second.tensors[0].extents, 1));
+    EXPECT_EQ(wrong_in(space, "t", 4 * MiB, 1), "");
+  }
+  std::filesystem::remove_all(memory);
+  (void)trim_snapshot_file(second.files[0], second.tensors[0].extents, 1);
+  SwapSpace space(options());
+  space.attach(second);
+  EXPECT_EQ(wrong_in(space, "t", 4 * MiB, 2), "");
+}
+
 }  // namespace
 }  // namespace tensorferry

@@ -299,9 +299,11 @@ Result<std::shared_ptr<const AttachedFiles>> Store::attach(const std::vector<std
     const std::size_t folder = path.rfind('/', path.rfind('/') - 1);
     if (ours && file.ok()) {
       const std::lock_guard lock(mutex_);
-      (void)std::ranges::any_of(drives_, [&](Drive& drive) {
+      const bool held = std::ranges::any_of(drives_, [&](Drive& drive) {
         return drive.directory != nullptr && drive.directory->hold(fd, held_);
       });
+      // On another drive it gets no name of ours. The lock keeps others from freeing parts of it.
+      if (!held) (void)system_.share_file(file.value()->main_fd());
       attached->numbers.push_back(held_++);
     }
     system_.close(fd);

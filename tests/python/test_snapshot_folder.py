@@ -211,6 +211,25 @@ def test_damage_is_no_empty_folder(two, path):
     assert tensorferry.snapshot.find(path) == []
 
 
+def test_a_folder_of_another_user_that_cannot_be_read_is_none_of_ours(two, path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    (path / "lost+found").mkdir()
+    real = folder.read_json
+
+    def read(file):
+        if file.parent.name == "lost+found":
+            raise PermissionError(errno.EACCES, "no", str(file))
+        return real(file)
+
+    monkeypatch.setattr(folder, "read_json", read)
+    with pytest.raises(PermissionError):
+        tensorferry.snapshot.find(path)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert len(tensorferry.snapshot.find(path)) == 2
+
+
 def test_a_later_format_is_not_passed_over(two, make, path):
     record = two[0][1] / "commit.json"
     record.write_text(record.read_text().replace('"version": 1', '"version": 2'))
@@ -307,6 +326,40 @@ def test_all_spaces_sync_at_the_same_time(make, path, monkeypatch):
     run.step()
     monkeypatch.setattr(tensorferry.SwapSpace, "snapshot", together)
     run.take(path)
+
+
+def test_a_snapshot_that_somebody_reads_gives_no_room(make, path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    run = make()
+    run.step()
+    older = run.take(path)
+    real = tensorferry.SwapSpace.snapshot
+    replaced = []
+
+    def note(space, name, keys, names):
+        replaced.append(list(names))
+        return real(space, name, keys, names)
+
+    monkeypatch.setattr(tensorferry.SwapSpace, "snapshot", note)
+    with folder.in_use(older):
+        newer = run.take(path, keep=1)
+    run.take(path, keep=1)
+    assert replaced[0] == [] and len(replaced[1]) == 2
+    assert not Path(older.path).exists() and not Path(newer.path).exists()
+
+
+def test_the_folder_itself_is_durable_too(tmp_path, monkeypatch):
+    from tensorferry.snapshot import folder
+
+    synced = []
+    real = folder.sync
+    monkeypatch.setattr(folder, "sync", lambda where: synced.append(where) or real(where))
+    tensorferry.snapshot.take(tmp_path / "a" / "b")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+    synced.clear()
+    tensorferry.snapshot.take(tmp_path / "a" / "b")
+    assert tmp_path not in synced
 
 
 def test_a_program_may_change_its_directory(tmp_path, monkeypatch):

@@ -153,6 +153,14 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
         raise Damaged(f"{path} is not the manifest of a snapshot: use another snapshot") from error
 
 
+def make(folder: Path) -> None:
+    """Makes a folder, and those above it, durably."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync(one.parent)
+
+
 def sync(folder: Path) -> None:
     """Makes the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -199,6 +207,17 @@ def in_use(snapshot: Snapshot) -> Iterator[None]:
         yield
 
 
+def is_in_use(snapshot: Snapshot) -> bool:
+    """Whether somebody reads it at this moment."""
+    with contextlib.suppress(FileNotFoundError):
+        with open(Path(snapshot.path) / COMMIT, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def uncommit(folder: Path) -> bool:
     """From now on the snapshot is not whole any more, also after a power cut: the first step of
     dropping it. Returns False, and does nothing, if somebody reads it now."""
@@ -224,6 +243,9 @@ def look(path: Path) -> tuple[list[Snapshot], dict[str, Unusable]]:
             found.append(_snapshot(folder, read_json(folder / COMMIT)))
         except (FileNotFoundError, NotADirectoryError):
             pass
+        except PermissionError:  # lost+found
+            if folder.stat().st_uid == os.geteuid():
+                raise
         except Unusable as error:
             if is_ours(folder):
                 problems[folder.name] = error

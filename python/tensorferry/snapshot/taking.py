@@ -46,10 +46,11 @@ def take(
     with contextlib.ExitStack() as at_end:
         rests: list[Path] = []
         older: list[Snapshot] = []
+        going: list[Snapshot] = []
         made_folder = (0, "", "")
         with ranks.all_or_none("to begin a snapshot"):
             if rank == 0:
-                path.mkdir(parents=True, exist_ok=True)
+                folder.make(path)
                 at_end.enter_context(folder.locked(path))
                 rests, older = folder.remains(path), folder.find(path)
             parts = _parts(model, optimizer)
@@ -58,11 +59,11 @@ def take(
         with ranks.all_or_none("to make the folder of a snapshot"):
             if rank == 0:
                 made_folder = _make(path, older, name)
+                going = [one for one in _going(older, keep) if not folder.is_in_use(one)]
             for part in parts.values():
                 for space, _ in part.spaces:
                     _forget_dropped(space)
-        number, own_name, identity = ranks.from_first(made_folder)
-        going = _going(older, keep)
+        (number, own_name, identity), going = ranks.from_first((made_folder, going))
         into = path / own_name
         taking = _Taking(into, rank, identity, priority)
         try:

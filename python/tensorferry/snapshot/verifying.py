@@ -42,7 +42,7 @@ def export(
     if format not in (None, "torch", "safetensors", "dcp"):
         raise ValueError(f"format is {format!r}; it must be 'torch', 'safetensors' or 'dcp'")
     snapshot = folder.existing(path, name)
-    if rank >= snapshot.ranks:
+    if not 0 <= rank < snapshot.ranks:
         raise folder.Unusable(f"{snapshot.path} has {snapshot.ranks} ranks, and no rank {rank}")
     if format is None:
         format = "safetensors" if target.name.endswith(".safetensors") else "torch"
