@@ -68,6 +68,16 @@ def test_memory_is_limited_and_the_next_weights_are_read_ahead(tmp_path):
         assert stats["overflows"] == 0 and stats["hits"] > stats["misses"]
 
 
+def test_what_stays_in_memory_is_counted(tmp_path):
+    expected, model = linears(12), on_meta(lambda: linears(12))
+    path = save(expected, tmp_path / "model.safetensors")
+    with run(model, path, keep_bytes=WIDTH * 4) as weights:
+        biases = sum(p.nbytes for p in expected.parameters() if p.nbytes <= WIDTH * 4)
+        stats = weights.stats()
+        assert stats["kept_bytes"] == biases > 0
+        assert stats["weight_bytes"] == weight_bytes(expected) - biases
+
+
 @pytest.mark.parametrize("alignment", [0, 1, 2, 8, 64])
 def test_tensors_may_begin_anywhere_in_the_file(tmp_path, alignment):
     """Their memory begins as torch's does, so that its kernels give the same bits."""
@@ -207,6 +217,17 @@ def test_weights_are_converted_on_the_way(tmp_path, stored, wanted):
         for name, value in model.state_dict().items():
             assert torch.equal(value, saved.state_dict()[name]), name
         assert weights.stats()["written_bytes"] == 0
+
+
+def test_quantized_numbers_are_not_converted_without_their_scales(tmp_path):
+    weight = torch.randn(8, 8).to(torch.float8_e4m3fn)
+    state = {"weight": weight, "bias": torch.ones(8)}
+    safetensors_torch.save_file(state, tmp_path / "model.safetensors")
+    model = nn.Linear(8, 8, device="meta")
+    with tensorferry.offload.checkpoint(model, tmp_path, dtype=torch.bfloat16) as weights:
+        assert (model.weight.dtype, model.bias.dtype) == (weight.dtype, torch.bfloat16)
+        with weights.gather():
+            assert torch.equal(model.weight.view(torch.uint8), weight.view(torch.uint8))
 
 
 def test_a_large_weight_is_converted_in_pieces(tmp_path):
