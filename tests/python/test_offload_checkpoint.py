@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -66,6 +67,29 @@ def test_memory_is_limited_and_the_next_weights_are_read_ahead(tmp_path):
         stats = weights.stats()
         assert stats["buffer_bytes"] <= weight_bytes(expected) // 3 + 4096
         assert stats["overflows"] == 0 and stats["hits"] > stats["misses"]
+
+
+def test_the_next_weights_are_read_while_a_module_computes(tmp_path):
+    expected, model = linears(12), on_meta(lambda: linears(12))
+    path = save(expected, tmp_path / "model.safetensors")
+    with run(model, path) as weights:
+        check(model, expected)  # the order is known afterwards
+        before, used = weights.stats()["read_bytes"], 0
+
+        def wait(module, _):
+            """In the middle of a call: until more has arrived than what was asked for."""
+            nonlocal used
+            used += module.weight.nbytes
+            end = time.monotonic() + 20
+            while weights.stats()["read_bytes"] - before <= used:
+                assert time.monotonic() < end, f"nothing is read ahead after {used} bytes"
+                time.sleep(0.001)
+
+        hooks = [model[number].register_forward_pre_hook(wait) for number in range(4)]
+        check(model, expected)
+        assert used == 4 * WIDTH * WIDTH * 4
+        for hook in hooks:
+            hook.remove()
 
 
 def test_what_stays_in_memory_is_counted(tmp_path):
