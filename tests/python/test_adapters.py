@@ -99,6 +99,23 @@ def test_adapters_train_on_weights_in_files(tmp_path, folder, ours, checkpointin
         assert losses[-1] != losses[0]
 
 
+def test_adapters_train_on_weights_that_were_written_to_the_drive(tmp_path, folder):
+    model, expected = (transformers.LlamaForCausalLM.from_pretrained(folder) for _ in range(2))
+    weights = tensorferry.offload.parameters(model, tmp_path, 160 << 10, keep_bytes=512)
+    model, expected = with_adapters(model), with_adapters(expected)
+    written = weights.stats()["written_bytes"]
+    losses = [
+        trained(one, torch.optim.AdamW(one.parameters(), lr=1e-2, fused=True))
+        for one in (model, expected)
+    ]
+    assert losses[0] == losses[1] and losses[0][-1] != losses[0][0]
+    compare(model, expected)
+    stats = weights.stats()
+    assert stats["written_bytes"] == written  # frozen weights do not go back
+    assert stats["read_bytes"] > 2 * stats["weight_bytes"]
+    weights.close()
+
+
 def test_adapters_are_saved_and_merged(tmp_path, folder):
     base = from_pretrained(folder, 160 << 10)
     model = with_adapters(base)

@@ -123,6 +123,15 @@ def test_guessing_reads_the_experts_of_the_last_token_and_counts_what_was_in_vai
         assert same[-1][0] <= same[-1][1] + PAGES * LAYERS * CHOSEN
 
 
+def test_no_tokens_are_no_error(folder):
+    with on_demand(folder) as model, torch.no_grad():
+        for one in (model, in_memory(folder)):
+            experts = one.model.layers[0].mlp.experts
+            nothing = torch.empty(0, WIDTH)
+            found = experts(nothing, torch.empty(0, CHOSEN, dtype=torch.int64), nothing[:, :CHOSEN])
+            assert found.shape == (0, WIDTH)
+
+
 def test_another_implementation_gets_all_experts(folder):
     expected = transformers.Qwen3MoeForCausalLM.from_pretrained(folder)
     model = from_pretrained(folder, 64 << 20)

@@ -245,10 +245,14 @@ def test_what_is_not_supported_is_refused(tmp_path):
     with pytest.raises(ValueError, match="device_map= is not supported here: pass device="):
         from_pretrained(tmp_path, device_map="auto")
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    config.quantization_config = {"quant_method": "bitnet"}
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="LlamaForCausalLM is quantized.*transformers itself"):
-        from_pretrained(tmp_path)
+    for method in ("bitnet", "gptq"):  # for the latter transformers would ask for a package
+        config.quantization_config = {"quant_method": method, "bits": 4}
+        config.save_pretrained(tmp_path)
+        for model_class in (None, transformers.LlamaForCausalLM):
+            with pytest.raises(
+                ValueError, match=rf"is quantized \({method}\).*transformers itself"
+            ):
+                from_pretrained(tmp_path, model_class=model_class)
     del config.quantization_config
     config.architectures = ["NoSuchModel"]
     config.save_pretrained(tmp_path)

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import errno
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from cache_models import (
     said,
     tokens,
 )
+from tensorferry._memory.weight_memory import WeightMemory
 from tensorferry.transformers import NvmeCache
 from transformers import DynamicCache, EncoderDecoderCache
 from warm_python import WARM_PYTHON
@@ -198,11 +200,44 @@ def test_what_cannot_work_is_refused_by_name(tmp_path):
             model(tokens(3), past_key_values=cache)
         with pytest.raises(TypeError, match="cannot be copied: save"):
             copy.deepcopy(cache)
+        with pytest.raises(TypeError, match="cannot be pickled: save"):
+            pickle.dumps(cache)
     with NvmeCache(model.config, tmp_path, 64 * TOKEN_BYTES) as cache, torch.no_grad():
         with pytest.raises(RuntimeError, match="one layer take .* raise max_cpu_bytes"):
             model(tokens(300), past_key_values=cache)
     with pytest.raises(FileNotFoundError):
         NvmeCache(model.config, tmp_path / "missing")
+    for nbytes in (0, -1, 1e9):
+        with pytest.raises(ValueError, match="max_cpu_bytes must be a number of bytes"):
+            NvmeCache(model.config, tmp_path, nbytes)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        torch.ones(2, HEADS, 1, WIDTH, dtype=torch.bfloat16),
+        torch.ones(1, HEADS, 1, 1, dtype=torch.bfloat16),
+        torch.ones(1, HEADS, 1, WIDTH, dtype=torch.float32),  # bfloat16 would lose bits of it
+    ],
+)
+def test_tokens_that_do_not_fit_the_others_are_refused(tmp_path, new):
+    with NvmeCache(llama().config, tmp_path, layers(2, 300)) as cache:
+        first = torch.ones(1, HEADS, 1, WIDTH, dtype=torch.bfloat16)
+        cache.update(first, first, 0)
+        with pytest.raises(ValueError, match="heads of 16 torch.bfloat16 on cpu, and was given"):
+            cache.update(first, new, 0)
+        cache.update(first, first, 0)
+        assert cache.get_seq_length() == 2
+
+
+def test_memory_is_limited_where_a_gpu_would_give_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        WeightMemory, "take", lambda _, nbytes, __=0: torch.empty(nbytes, dtype=torch.uint8)
+    )
+    model = llama()
+    with NvmeCache(model.config, tmp_path, 64 * TOKEN_BYTES) as cache, torch.no_grad():
+        with pytest.raises(RuntimeError, match="one layer take .* raise max_cpu_bytes"):
+            model(tokens(300), past_key_values=cache)
 
 
 def test_a_full_drive_is_an_error(tmp_path):

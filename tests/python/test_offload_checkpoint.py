@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -66,6 +67,39 @@ def test_memory_is_limited_and_the_next_weights_are_read_ahead(tmp_path):
         stats = weights.stats()
         assert stats["buffer_bytes"] <= weight_bytes(expected) // 3 + 4096
         assert stats["overflows"] == 0 and stats["hits"] > stats["misses"]
+
+
+def test_the_next_weights_are_read_while_a_module_computes(tmp_path):
+    expected, model = linears(12), on_meta(lambda: linears(12))
+    path = save(expected, tmp_path / "model.safetensors")
+    with run(model, path) as weights:
+        check(model, expected)  # the order is known afterwards
+        before, used = weights.stats()["read_bytes"], 0
+
+        def wait(module, _):
+            """In the middle of a call: until more has arrived than what was asked for."""
+            nonlocal used
+            used += module.weight.nbytes
+            end = time.monotonic() + 20
+            while weights.stats()["read_bytes"] - before <= used:
+                assert time.monotonic() < end, f"nothing is read ahead after {used} bytes"
+                time.sleep(0.001)
+
+        hooks = [model[number].register_forward_pre_hook(wait) for number in range(4)]
+        check(model, expected)
+        assert used == 4 * WIDTH * WIDTH * 4
+        for hook in hooks:
+            hook.remove()
+
+
+def test_what_stays_in_memory_is_counted(tmp_path):
+    expected, model = linears(12), on_meta(lambda: linears(12))
+    path = save(expected, tmp_path / "model.safetensors")
+    with run(model, path, keep_bytes=WIDTH * 4) as weights:
+        biases = sum(p.nbytes for p in expected.parameters() if p.nbytes <= WIDTH * 4)
+        stats = weights.stats()
+        assert stats["kept_bytes"] == biases > 0
+        assert stats["weight_bytes"] == weight_bytes(expected) - biases
 
 
 @pytest.mark.parametrize("alignment", [0, 1, 2, 8, 64])
@@ -207,6 +241,17 @@ def test_weights_are_converted_on_the_way(tmp_path, stored, wanted):
         for name, value in model.state_dict().items():
             assert torch.equal(value, saved.state_dict()[name]), name
         assert weights.stats()["written_bytes"] == 0
+
+
+def test_quantized_numbers_are_not_converted_without_their_scales(tmp_path):
+    weight = torch.randn(8, 8).to(torch.float8_e4m3fn)
+    state = {"weight": weight, "bias": torch.ones(8)}
+    safetensors_torch.save_file(state, tmp_path / "model.safetensors")
+    model = nn.Linear(8, 8, device="meta")
+    with tensorferry.offload.checkpoint(model, tmp_path, dtype=torch.bfloat16) as weights:
+        assert (model.weight.dtype, model.bias.dtype) == (weight.dtype, torch.bfloat16)
+        with weights.gather():
+            assert torch.equal(model.weight.view(torch.uint8), weight.view(torch.uint8))
 
 
 def test_a_large_weight_is_converted_in_pieces(tmp_path):

@@ -208,3 +208,26 @@ def test_inductor_gives_the_same_bits(tmp_path):
         same(found[0], expected[0])
         for gradient, like in zip(found[1], expected[1]):
             same(gradient, like)
+
+
+def test_a_llama_of_transformers_compiled_by_inductor_gives_the_same_bits(tmp_path):
+    """Compiling takes most of its time: no other test has the default backend on such a model."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    other = transformers.LlamaForCausalLM(config).eval()
+    other.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).eval()
+    block = (transformers.models.llama.modeling_llama.LlamaDecoderLayer,)
+    with tensorferry.offload.checkpoint(model, tmp_path, 40_000, keep_bytes=64, units=block) as w:
+        wanted = torch.compile(with_borders(other, model, w, block))
+        mine = torch.compile(model)
+        with torch.no_grad():
+            for seed in range(2):
+                tokens = words(seed)
+                same(mine(tokens, use_cache=False).logits, wanted(tokens, use_cache=False).logits)
+        assert w.stats()["written_bytes"] == 0 and w.stats()["read_bytes"] > 0

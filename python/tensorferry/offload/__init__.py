@@ -111,7 +111,8 @@ def checkpoint(
     and `units` are those of parameters().
 
     Weights have the dtype of the file, as with load_state_dict(assign=True), or `dtype`, if they
-    are floating-point: then each read converts them, and they take the memory of the wider of both.
+    are floating-point of more than 8 bits: then each read converts them, and they take the memory
+    of the wider of both.
     `rename` maps names of the checkpoint to names of the model: a dict, or a function, which
     returns None to leave a tensor out. What is missing or too much is an error that names it;
     strict=False leaves it out.

@@ -187,7 +187,10 @@ class InPlace:
             for module in stacks:
                 on_drive = {param: values[param] for param in owned[module]}
                 self.experts[module] = ExpertWeights(module, on_drive, residency)
-            weights = OffloadedParameters(model, self._files, residency, needs, stacks=stacks)
+            kept_bytes = sum(param.nbytes for param in kept)
+            weights = OffloadedParameters(
+                model, self._files, residency, needs, kept_bytes, stacks=stacks
+            )
         except BaseException:
             for undo in reversed(self._undo):
                 undo()
@@ -316,7 +319,9 @@ def run_in_place(
     map_large_blocks()
 
     def dtype_of(_: str, stored: torch.dtype) -> torch.dtype:
-        return stored if dtype is None or not stored.is_floating_point else dtype
+        # Numbers of 8 bits mean nothing without their scales.
+        is_plain = stored.is_floating_point and stored.itemsize > 1
+        return dtype if dtype is not None and is_plain else stored
 
     files = StoredFiles(path, handle_options)
     try:

@@ -66,8 +66,15 @@ def from_pretrained(
                 f"{refused}= is not supported here: pass device= and max_gpu_bytes=, or load the "
                 "model with transformers itself"
             )
+    config = _config_of(path, options)
+    for name in ("quantization_config", "compression_config"):
+        if config.get(name) is not None:
+            raise ValueError(
+                f"{os.fspath(path)} is quantized ({config[name].get('quant_method', name)}): such "
+                "models cannot run from their files yet; load it with transformers itself"
+            )
     if model_class is None:
-        model_class = _class_of(path, options)
+        model_class = _class_of(path, config.get("architectures") or ())
     register()
     experts = options.get("experts_implementation", NAME) == NAME
     with Loading(
@@ -104,21 +111,29 @@ def save_merged(model: Any, folder: str | os.PathLike[str], **options: Any) -> N
     merged(model, weights_of(model.get_base_model()), folder, options)
 
 
-def _class_of(path: str | os.PathLike[str], options: dict[str, Any]) -> type[Any]:
+def _config_of(path: str | os.PathLike[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration as it is in its file."""
+    import transformers
+
+    config = options.get("config") or path
+    if isinstance(config, transformers.PretrainedConfig):
+        return dict(config.to_dict())
+    known = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
+    asked = {name: options[name] for name in known if name in options}
+    found, _ = transformers.PretrainedConfig.get_config_dict(config, **asked)
+    return dict(found)
+
+
+def _class_of(path: str | os.PathLike[str], architectures: Sequence[str]) -> type[Any]:
     """Returns the class that the configuration names."""
     import transformers
 
-    config = options.get("config")
-    if config is None:
-        known = ("revision", "subfolder", "token", "cache_dir", "local_files_only")
-        asked = {name: options[name] for name in known if name in options}
-        config = transformers.AutoConfig.from_pretrained(path, **asked)
-    for name in config.architectures or ():
+    for name in architectures:
         if (found := getattr(transformers, name, None)) is not None:
             return found  # type: ignore[no-any-return]
     raise ValueError(
         f"the configuration of {os.fspath(path)} names no class of transformers "
-        f"({config.architectures}): pass model_class="
+        f"({list(architectures)}): pass model_class="
     )
 
 

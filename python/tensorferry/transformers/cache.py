@@ -35,7 +35,9 @@ class NvmeCache(Cache):
     `config` is that of the model. `nvme_path` is a directory on a drive, or several; the files
     there have no name and end with the program. Of a model on a GPU the keys and values are in
     memory of the GPU, `max_gpu_bytes` of them (default: `max_cpu_bytes`). The keys and values of
-    one layer must fit; the next layers are read while one computes, if two do.
+    one layer must fit; the next layers are read while one computes, if two do. Beside that memory
+    are the last tokens of each layer, fewer than 64 as a rule, which do not fill a block on the
+    drive, and a copy of one layer while sequences change places.
 
     crop() works as with DynamicCache. Beam search and the selection of sequences work, too, but
     read and write all of the cache each time. Layers with a sliding window or a linear attention
@@ -58,6 +60,9 @@ class NvmeCache(Cache):
         saved: SavedCache | None = None,
     ) -> None:
         """`saved` is for load()."""
+        for name, nbytes in (("max_cpu_bytes", max_cpu_bytes), ("max_gpu_bytes", max_gpu_bytes)):
+            if nbytes is not None and (not isinstance(nbytes, int) or nbytes < 1):
+                raise ValueError(f"{name} must be a number of bytes of at least 1, got {nbytes!r}")
         self._has_encoder = bool(getattr(config, "is_encoder_decoder", False))
         self._last_layer = -1
         text = config.get_text_config(decoder=True)
@@ -158,6 +163,9 @@ class NvmeCache(Cache):
         if self._saved is not None:
             self._saved.close()
         self.layers: list[Any] = []
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an NvmeCache cannot be pickled: save() it, and load() it where it is used")
 
     def __deepcopy__(self, _: object) -> NoReturn:
         raise TypeError(

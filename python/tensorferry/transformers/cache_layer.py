@@ -68,11 +68,7 @@ class NvmeLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         states = self._states
         assert states is not None
-        if (states.batch, states.heads) != key_states.shape[:2]:
-            raise ValueError(
-                f"the cache has keys of {states.batch} sequences with {states.heads} heads, and "
-                f"was given some of shape {tuple(key_states.shape)}"
-            )
+        states.check(key_states, value_states)
         keys, values = self._memory.add(states, (key_states, value_states))
         return keys, values
 

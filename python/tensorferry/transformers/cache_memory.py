@@ -122,7 +122,9 @@ class CacheMemory:
                 states.flush()
 
     def _grow(self, states: States, capacity: int) -> None:
-        memory = self._try(states, states.bytes_for(capacity))
+        nbytes = states.bytes_for(capacity)
+        assert self._memory is not None
+        memory = self._try(states, nbytes) if nbytes <= self._memory.nbytes else None
         if memory is None:  # not beside the old memory
             states.drop()
             states.load(self._take(states, capacity), capacity)
@@ -161,20 +163,18 @@ class CacheMemory:
         return self._take_bytes(states, states.bytes_for(capacity))
 
     def _take_bytes(self, states: States, nbytes: int) -> torch.Tensor:
-        memory = self._try(states, nbytes)
-        if memory is None and self._memory is not None:
-            memory = self._memory.take(nbytes, _RELEASE_SECONDS if self._fits(nbytes) else 0)
+        assert self._memory is not None
+        memory = None
+        if nbytes <= self._memory.nbytes:  # a GPU would give more than that to whoever comes first
+            memory = self._try(states, nbytes)
+            if memory is None:
+                memory = self._memory.take(nbytes, _RELEASE_SECONDS)
         if memory is None:
-            assert self._memory is not None
             raise RuntimeError(
                 f"the keys and values of one layer take {nbytes} bytes, and the cache has "
                 f"{self._memory.nbytes}: raise max_cpu_bytes (on a GPU: max_gpu_bytes)"
             )
         return memory
-
-    def _fits(self, nbytes: int) -> bool:
-        assert self._memory is not None
-        return nbytes <= self._memory.nbytes
 
     def _try(self, states: States, nbytes: int) -> torch.Tensor | None:
         """Returns memory, of other layers if need be; None if all of them have gone."""

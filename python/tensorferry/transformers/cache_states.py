@@ -67,6 +67,18 @@ class States:
         self._reads: list[tuple[Operation, Sequence[WatchedFile]]] = []
         self._writes: list[Operation] = []
 
+    def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Raises ValueError unless these new tokens fit the others, with all their bits."""
+        for side, new in zip(self.sides, (keys, values)):
+            wanted = (self.batch, self.heads, new.shape[2], side.width)
+            fits = new.shape == wanted and new.device == self.device
+            if not fits or torch.promote_types(side.dtype, new.dtype) != side.dtype:
+                raise ValueError(
+                    f"the cache has keys or values of {self.batch} sequences with {self.heads} "
+                    f"heads of {side.width} {side.dtype} on {self.device}, and was given some of "
+                    f"shape {tuple(new.shape)}, {new.dtype} on {new.device}"
+                )
+
     # --- sizes ---
 
     def capacity_for(self, tokens: int) -> int:

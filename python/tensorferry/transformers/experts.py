@@ -73,6 +73,8 @@ def _forward(
     weights = _weights_on_drive(module)
     if weights is not None:
         weights.choose(list(parts))
+    if not parts:
+        return hidden_states.clone()
     computed = torch.cat([_output(module, weights, e, part) for e, part in parts.items()])
     if module.has_post_expert_norm:
         computed = module.post_expert_norm(computed)
