@@ -161,6 +161,20 @@ def test_a_plan_of_an_earlier_save_does_not_remove_its_files(tmp_path):
     assert saved_in(tmp_path) == 1
 
 
+@pytest.mark.parametrize("layout", ["torch", "huggingface"])
+@pytest.mark.parametrize("text", ["", "{no", "[]", '{"weight_map": {"x": []}}', "[" * 100_000])
+def test_a_damaged_head_of_a_checkpoint_is_replaced(tmp_path, caplog, layout, text):
+    save(1, tmp_path, layout=layout)
+    head = tmp_path / (".metadata" if layout == "torch" else "model.safetensors.index.json")
+    head.write_text(text)
+    old = names_in(tmp_path)
+    save(2, tmp_path, layout=layout)
+    assert "old " in caplog.text and " stay in " in caplog.text
+    assert saved_in(tmp_path) == 2
+    save(3, tmp_path, layout=layout)
+    assert len(names_in(tmp_path)) == 2 and len(set(old) & set(names_in(tmp_path))) == 1
+
+
 @pytest.mark.parametrize(
     "layout, moment",
     [("torch", "writer.save_metadata"), ("huggingface", "safetensors_set.sync_folder")],

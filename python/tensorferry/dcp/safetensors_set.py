@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -35,6 +36,8 @@ from .folder import remove, sync, sync_folder
 from .pieces import Piece, windows
 from .safetensors_sums import PieceSums, TensorSums, piece_count, read_back, whole_pieces
 from .stored_tensor import StoredTensor, contiguous
+
+_log = logging.getLogger("tensorferry")
 
 INDEX = "model.safetensors.index.json"
 _HIDDEN = ".tensorferry-new"
@@ -254,7 +257,7 @@ def publish(folder: str, files: FileSet, results: list[list[WriteResult]]) -> No
     If anything fails before the index has its name, the new files are removed.
     """
     index = os.path.join(folder, INDEX)
-    old = _named_by(index)
+    old = _named_by(index) or set()
     try:
         sums = _checksums(folder, files, results)
         for name in files.names:
@@ -306,18 +309,23 @@ def _checksums(
 def remove_leftovers(folder: str) -> None:
     """Removes the files that killed and failed saves have left."""
     used = _named_by(os.path.join(folder, INDEX))
+    if used is None:
+        _log.warning("old files stay in %s: its %s is damaged", folder, INDEX)
+        return
     for name in os.listdir(folder):
         if _OURS.fullmatch(name) and name not in used:
             remove(os.path.join(folder, name))
 
 
-def _named_by(index: str) -> set[str]:
-    """The files that an index names; none if there is no index."""
+def _named_by(index: str) -> set[str] | None:
+    """The files that an index names; none if there is no index, and None if it is damaged."""
     try:
         with open(index, "rb") as file:
             return set(json.load(file)["weight_map"].values())
     except FileNotFoundError:
         return set()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def has_safetensors(folder: str) -> bool:
