@@ -29,6 +29,14 @@ Verify parse_verify(const std::string& text) {
                 "verify is '" + text + "'; it must be 'no', 'if_present' or 'required'");
 }
 
+// Raises what Python raises for an object that is no text, or no text that UTF-8 can have.
+std::string to_text(nb::handle value) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &length);
+  if (text == nullptr) throw nb::python_error();
+  return {text, static_cast<std::size_t>(length)};
+}
+
 DType parse_dtype(const std::string& name) {
   if (const auto dtype = dtype_named(name)) return *dtype;
   throw invalid("use tensor", "dtype is '" + name + "', which safetensors does not have");
@@ -62,7 +70,7 @@ PyOperation read(const Safetensors& self, PyHandle& handle, nb::handle list,
   for (const nb::handle item : nb::iter(list)) {
     const nb::object row =
         row_of(item, 2, 3, "each item must be (name, buffer) or (name, buffer, ranges)");
-    names.push_back(nb::cast<std::string>(row[0]));
+    names.push_back(to_text(nb::object(row[0])));
     buffers.emplace_back(nb::object(row[1]), Use::fill, Reach::gpu_too);
     auto& of_item = ranges.emplace_back();
     if (nb::len(row) < 3) continue;
@@ -117,7 +125,7 @@ void save(PyHandle& handle, nb::handle path, nb::handle list, Metadata metadata,
   for (const nb::handle item : nb::iter(list)) {
     const nb::object row = row_of(item, 4, 4, "each item must be (name, dtype, shape, buffer)");
     const Buffer& buffer = buffers.emplace_back(nb::object(row[3]), Use::take, Reach::gpu_too);
-    tensors.push_back({nb::cast<std::string>(row[0]), parse_dtype(nb::cast<std::string>(row[1])),
+    tensors.push_back({to_text(nb::object(row[0])), parse_dtype(to_text(nb::object(row[1]))),
                        nb::cast<std::vector<std::uint64_t>>(row[2]), buffer.bytes(),
                        buffer.stream()});
   }
@@ -150,8 +158,8 @@ nb::tuple header_of(nb::handle list, Metadata metadata, std::size_t alignment,
   std::vector<TensorWrite> tensors;
   for (const nb::handle item : nb::iter(list)) {
     const nb::object row = row_of(item, 3, 3, "each item must be (name, dtype, shape)");
-    tensors.push_back({nb::cast<std::string>(row[0]),
-                       parse_dtype(nb::cast<std::string>(row[1])),
+    tensors.push_back({to_text(nb::object(row[0])),
+                       parse_dtype(to_text(nb::object(row[1]))),
                        nb::cast<std::vector<std::uint64_t>>(row[2]),
                        {}});
   }

@@ -17,7 +17,7 @@ from tensorferry import checkpoint
 from tensorferry.dcp import Reader
 from tensorferry.safetensors import SafetensorError
 from tensorferry.safetensors.serialization import CODES
-from tensorferry.safetensors.torch import load_file
+from tensorferry.safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.serialization import config
 
@@ -135,10 +135,12 @@ def test_mapping_goes_to_safetensors(tmp_path, caplog, by_setting):
 
 
 SHARED = torch.ones(10)
+IMAGINARY = torch.tensor([1 + 2j]).conj().imag
 REFUSED = {
     "this is a list": [torch.ones(3)],
     "this is a Tensor": torch.ones(3),
     "the key 3 is a int": {"a": torch.ones(1), 3: torch.ones(1)},
+    "has half of a character": {"a\udcff": torch.ones(1)},
     "'optimizer' holds a dict": {"model": torch.ones(1), "optimizer": {"step": 3}},
     "'step' holds a int": {"step": 5},
     "'s' holds a tensor of torch.sparse_coo": {"s": torch.eye(3).to_sparse()},
@@ -156,6 +158,19 @@ def test_what_is_not_a_dict_of_tensors_is_refused_by_name(tmp_path, found):
     assert "format='torch'" in str(caught.value)
     assert_same(checkpoint.load(file), {"old": torch.ones(3)})
     assert os.listdir(tmp_path) == [file.name]
+
+
+@pytest.mark.parametrize("stride", [2, 5])
+def test_the_stride_of_a_single_element_does_not_matter(tmp_path, stride):
+    file = tmp_path / "model.safetensors"
+    saved = {"one": torch.arange(10.0).as_strided((1,), (stride,), 3), "imag": IMAGINARY}
+    checkpoint.save(saved, file)
+    assert_same(checkpoint.load(file), saved)
+    checkpoint.save(saved, file, wait=False).wait()
+    assert_same(checkpoint.load(file), saved)
+    del saved["imag"]
+    save_file(saved, file)
+    assert_same(load_file(file), saved)
 
 
 def test_a_map_location_that_is_no_device_is_refused(tmp_path):

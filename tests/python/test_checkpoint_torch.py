@@ -455,6 +455,12 @@ def test_a_file_without_checksums_is_loaded(tmp_path):
     assert content(mine) == content(torch.load(tmp_path / "model.pt"))
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        checkpoint.load(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_a_missing_file_and_a_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
         checkpoint.load(tmp_path / "model.pt")

@@ -1,12 +1,14 @@
 """Kills, power cuts, full drives, failing syncs: the old checkpoint or the new one is whole."""
 
 import errno
+import importlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -157,6 +159,46 @@ def test_a_plan_of_an_earlier_save_does_not_remove_its_files(tmp_path):
         with pytest.raises(CheckpointException, match=expected):
             dcp.save(state, storage_writer=writer, planner=planner)
     assert saved_in(tmp_path) == 1
+
+
+@pytest.mark.parametrize("layout", ["torch", "huggingface"])
+@pytest.mark.parametrize("text", ["", "{no", "[]", '{"weight_map": {"x": []}}', "[" * 100_000])
+def test_a_damaged_head_of_a_checkpoint_is_replaced(tmp_path, caplog, layout, text):
+    save(1, tmp_path, layout=layout)
+    head = tmp_path / (".metadata" if layout == "torch" else "model.safetensors.index.json")
+    head.write_text(text)
+    old = names_in(tmp_path)
+    save(2, tmp_path, layout=layout)
+    assert "old " in caplog.text and " stay in " in caplog.text
+    assert saved_in(tmp_path) == 2
+    save(3, tmp_path, layout=layout)
+    assert len(names_in(tmp_path)) == 2 and len(set(old) & set(names_in(tmp_path))) == 1
+
+
+@pytest.mark.parametrize(
+    "layout, moment",
+    [("torch", "writer.save_metadata"), ("huggingface", "safetensors_set.sync_folder")],
+)
+def test_a_save_that_begins_while_another_ends_takes_nothing_from_it(
+    tmp_path, monkeypatch, layout, moment
+):
+    module, name = moment.split(".")
+    module = importlib.import_module(f"tensorferry.dcp.{module}")
+    original, begun = getattr(module, name), []
+
+    def begin_another(*arguments):
+        other = Writer(tmp_path, layout=layout)
+        begun.append(threading.Thread(target=other.prepare_global_plan, args=([],)))
+        begun[-1].start()
+        begun[-1].join(0.3)  # it has removed what no metadata name, or waits for its turn
+        return original(*arguments)
+
+    save(1, tmp_path, layout=layout)
+    monkeypatch.setattr(module, name, begin_another)
+    save(2, tmp_path, layout=layout)
+    for thread in begun:
+        thread.join()
+    assert begun and saved_in(tmp_path) == 2
 
 
 # Forks a child for each sync. strace fails the fifth one of each process: those before the save

@@ -102,6 +102,19 @@ def test_metadata_of_any_modern_protocol_and_memory_format_are_read(tmp_path, pr
         assert found.storage_data == metadata.storage_data
 
 
+@pytest.mark.parametrize("name", ["x", "object"])
+@pytest.mark.parametrize("field", ["length", "offset"])
+def test_a_place_beyond_its_file_takes_no_memory(tmp_path, name, field):
+    metadata = dcp.save({"x": torch.ones(5), "object": 3}, storage_writer=Writer(tmp_path))
+    for index, place in metadata.storage_data.items():
+        vars(place).pop("tensorferry", None)
+        if index.fqn == name:
+            setattr(place, field, 1 << 62)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointException, match=f"the file ends before {name} does"):
+        dcp.load({"x": torch.zeros(5), "object": 0}, storage_reader=Reader(tmp_path))
+
+
 def packed(data):
     """A file of torch.save with another pickle in it."""
     saved, packed = io.BytesIO(), io.BytesIO()

@@ -407,6 +407,8 @@ SERIALIZED = {
     "metadata_no_dict": lambda s: ({"a": spec(s)}, 5),
     "metadata_no_text": lambda s: ({"a": spec(s)}, {"a": 5}),
     "metadata_no_name": lambda s: ({"a": spec(s)}, {5: "a"}),
+    "half_a_character": lambda s: ({"a\udcff": spec(s)},),
+    "metadata_half_a_character": lambda s: ({"a": spec(s)}, {"a": "\udcff"}),
 }
 
 
@@ -462,6 +464,7 @@ REFUSED = {
     "meta": {"a": torch.empty(2, device="meta")},
     "dtype": {"a": torch.zeros(2, dtype=torch.complex128)},
     "no_name": {3: A},
+    "half_a_character": {"a\udcff": A},
 }
 
 

@@ -11,7 +11,7 @@ from .._core import SafetensorsFile, save_safetensors
 from .._progress import Progress, report_of
 from .._saving.line import begin_save, save_in_background
 from .._shared_handle import shared_handle
-from ..safetensors.contents import SafetensorsContents
+from ..safetensors.contents import SafetensorsContents, bytes_of_contiguous
 from ..safetensors.errors import SafetensorError
 from ..safetensors.serialization import CODES, TensorSpec
 from ..safetensors.shared_tensors import find_shared_tensors
@@ -85,6 +85,8 @@ def _checked(obj: object) -> dict[str, torch.Tensor]:
     for name, tensor in obj.items():
         if not isinstance(name, str):
             raise _refusal(f"the key {name!r} is a {_kind(name)}", "make it a str")
+        if not _is_utf8(name):
+            raise _refusal(f"the key {name!r} has half of a character", "rename it")
         if not isinstance(tensor, torch.Tensor):
             raise _refusal(f"{name!r} holds a {_kind(tensor)}", "leave it out")
         if tensor.layout != torch.strided:
@@ -111,6 +113,14 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -126,5 +136,5 @@ def _row(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int], Any]:
         data_ptr=plain.data_ptr(),
         data_len=plain.nelement() * plain.element_size(),
     )
-    memory = plain.view(-1).view(torch.uint8) if plain.nelement() else b""
+    memory = bytes_of_contiguous(plain) if plain.nelement() else b""
     return name, spec.dtype, spec.shape, memory

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
 import sys
 from typing import NamedTuple
@@ -50,7 +51,10 @@ class TorchLayout:
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
         self._path = path
-        self.bytes = os.fstat(descriptor).st_size
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self.bytes = facts.st_size
         if self.read(0, 4) != b"PK\3\4":
             raise NotOurs("it is not a zip archive, but torch's older format or another one")
         try:

@@ -6,11 +6,14 @@ file names, so that renaming a new metadata file replaces it as a whole.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 
 from .metadata_file import load_metadata
 
@@ -19,6 +22,9 @@ METADATA = ".metadata"
 # Those of torch have no random part.
 _DATA_FILE = re.compile(r"__(\d+)_\d+(\.[0-9a-f]{12})?\.distcp")
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata")
+
+# A process that was killed may have left a child that has its lock.
+_WAIT_SECONDS = 30
 
 _log = logging.getLogger("tensorferry")
 
@@ -65,6 +71,36 @@ def sync_folder(path: str) -> None:
         sync(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in(path: str) -> Iterator[None]:
+    """Within it, no other save of this machine publishes or removes files of the folder.
+
+    Two saves to one folder spoil each other. Of those that do, one fails at least, and whatever
+    metadata are in the folder name files that are there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        limit = time.monotonic() + _WAIT_SECONDS
+        while not _locked(descriptor) and time.monotonic() < limit:
+            time.sleep(0.01)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a child may have been forked: closing is not enough
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether nobody else has the lock. Some file systems have no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def remove_unused(path: str, rank: int | None) -> None:

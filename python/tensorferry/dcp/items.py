@@ -75,10 +75,10 @@ class Item:
     def transfers(self, file: File) -> Iterator[tuple[bytearray, File, int]]:
         """What to read first."""
         self.file = file
-        self._front = bytearray(self._front_bytes)
-        self._back = bytearray(self._back_bytes)
         if self.offset + self.bytes > file.size:
             raise damaged(self.path, f"the file ends before {self.name} does", file.size)
+        self._front = bytearray(self._front_bytes)
+        self._back = bytearray(self._back_bytes)
         if self._front:
             yield self._front, file, self.offset
         if self._back:

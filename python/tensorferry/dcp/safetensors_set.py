@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from .._core import File, NewFile, SafetensorsFile, make_safetensors_header
 from .._saving.windows import WINDOW_BYTES, WINDOWS, UnderWay
 from .._shared_handle import shared_handle
+from ..checkpoint.torch_layout import damaged
 from ..checkpoint.unchecked import log_unchecked
 from .boxes import Box
 from .data_file import bytes_of
@@ -35,6 +37,8 @@ from .folder import remove, sync, sync_folder
 from .pieces import Piece, windows
 from .safetensors_sums import PieceSums, TensorSums, piece_count, read_back, whole_pieces
 from .stored_tensor import StoredTensor, contiguous
+
+_log = logging.getLogger("tensorferry")
 
 INDEX = "model.safetensors.index.json"
 _HIDDEN = ".tensorferry-new"
@@ -254,7 +258,7 @@ def publish(folder: str, files: FileSet, results: list[list[WriteResult]]) -> No
     If anything fails before the index has its name, the new files are removed.
     """
     index = os.path.join(folder, INDEX)
-    old = _named_by(index)
+    old = _named_by(index) or set()
     try:
         sums = _checksums(folder, files, results)
         for name in files.names:
@@ -306,18 +310,23 @@ def _checksums(
 def remove_leftovers(folder: str) -> None:
     """Removes the files that killed and failed saves have left."""
     used = _named_by(os.path.join(folder, INDEX))
+    if used is None:
+        _log.warning("old files stay in %s: its %s is damaged", folder, INDEX)
+        return
     for name in os.listdir(folder):
         if _OURS.fullmatch(name) and name not in used:
             remove(os.path.join(folder, name))
 
 
-def _named_by(index: str) -> set[str]:
-    """The files that an index names; none if there is no index."""
+def _named_by(index: str) -> set[str] | None:
+    """The files that an index names; none if there is no index, and None if it is damaged."""
     try:
         with open(index, "rb") as file:
             return set(json.load(file)["weight_map"].values())
     except FileNotFoundError:
         return set()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def has_safetensors(folder: str) -> bool:
@@ -341,25 +350,44 @@ def read_set(folder: str, verify: bool) -> formats.Metadata:
         opened = SafetensorsFile(path)
         if verify:
             log_unchecked(path, opened)
-        sharding = {} if name == INDEX else json.loads((opened.metadata or {}).get(_SHARDING, "{}"))
-        _add(metadata, opened, name, sharding)
+        _add(metadata, opened, name, {} if name == INDEX else _sharding(path, opened))
     return metadata
 
 
-def _add(
-    metadata: formats.Metadata, opened: SafetensorsFile, name: str, sharding: dict[str, Any]
-) -> None:
+def _sharding(path: str, opened: SafetensorsFile) -> Any:
+    try:
+        return json.loads((opened.metadata or {}).get(_SHARDING, "{}"))
+    except (ValueError, RecursionError):
+        raise damaged(path, f"its {_SHARDING} is no JSON", 0) from None
+
+
+def _first_of(sharding: Any, key: str, dims: int, path: str) -> list[int]:
+    """Where a shard begins in its tensor."""
+    first: Any = None
+    with contextlib.suppress(LookupError, TypeError):
+        first = sharding[key]["saved_offsets"] if key in sharding else [0] * dims
+    counts = isinstance(first, list) and len(first) == dims
+    if counts and all(type(at) is int and 0 <= at < 1 << 62 for at in first):
+        return list(first)
+    raise damaged(path, f"its {_SHARDING} does not say where {key} begins", 0)
+
+
+def _add(metadata: formats.Metadata, opened: SafetensorsFile, name: str, sharding: Any) -> None:
     unchecked = set(opened.unchecked)
     names = [os.path.basename(file.path) for file in opened.files]
     for key, kind, shape, file, offset, count in opened.tensors:
         if kind not in _DTYPES:
             raise ValueError(f"{names[file]}: {key} is {kind}, which torch does not have")
         size = _torch_shape(kind, shape, f"{names[file]}: {key}")
-        first = sharding[key]["saved_offsets"] if key in sharding else [0] * len(size)
+        first = _first_of(sharding, key, len(size), opened.files[file].path)
         stored = StoredTensor(_DTYPES[kind], size, contiguous(size), 0, key, 0, count, None)
         checked_by = None if key in unchecked else name
         place = TensorPlace(names[file], offset, count, tensor=stored, checked_by=checked_by)
-        metadata.storage_data[formats.MetadataIndex(key, first)] = place
+        index = formats.MetadataIndex(key, first)
+        if index in metadata.storage_data:
+            other = metadata.storage_data[index].relative_path
+            raise ValueError(f"{key} is in {other} and in {names[file]}, and no {INDEX} says more")
+        metadata.storage_data[index] = place
         whole = metadata.state_dict_metadata.setdefault(
             key,
             formats.TensorStorageMetadata(

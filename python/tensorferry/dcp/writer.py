@@ -24,6 +24,7 @@ from .checkpoint_folder import CheckpointFolder
 from .data_file import FRAME_BYTES, write_items
 from .folder import (
     METADATA,
+    alone_in,
     make_folder,
     metadata_name,
     new_data_file_name,
@@ -140,11 +141,13 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Removes what earlier saves have left; no rank writes yet."""
         if self._safetensors:
-            remove_leftovers(self._path)
+            with alone_in(self._path):
+                remove_leftovers(self._path)
             items = [item for plan in plans for item in plan.items]
             self._files = make_files(self._path, items, self._file_numbers)
             return [dataclasses.replace(plan, storage_data=self._files) for plan in plans]
-        remove_unused(self._path, self._rank)
+        with alone_in(self._path):
+            remove_unused(self._path, self._rank)
         if self._rank is not None:  # it has only its own plan
             return plans
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
@@ -179,10 +182,14 @@ class Writer(CheckpointFolder, StorageWriter):  # type: ignore[misc]  # mypy kno
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Has the new checkpoint take the place of the old one, then removes the old one."""
-        if self._safetensors:
-            assert self._files is not None
-            publish(self._path, self._files, results)
-            return
+        with alone_in(self._path):
+            if self._safetensors:
+                assert self._files is not None
+                publish(self._path, self._files, results)
+            else:
+                self._publish(metadata, results)
+
+    def _publish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {
             result.index: result.storage_data for of_rank in results for result in of_rank

@@ -19,6 +19,14 @@ _CHECKSUM_BYTES = 8
 Row = tuple[str, str, list[int], Any]  # (name, dtype, shape, memory)
 
 
+def bytes_of_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a contiguous tensor, as a tensor of its class."""
+    flat = tensor.view(-1)
+    if flat.stride(0) != 1:  # of one element, whose stride does not matter to anybody but torch
+        flat = flat.as_strided((len(flat),), (1,))
+    return flat.view(torch.uint8)
+
+
 class SafetensorsContents:
     """What `_core.save_safetensors()` writes, for `_saving`."""
 

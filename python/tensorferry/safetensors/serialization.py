@@ -166,13 +166,14 @@ def _check_specs(tensor_dict: Any, metadata: Any) -> None:
 
 
 def check_metadata(metadata: Any) -> None:
-    """Raises the TypeError of safetensors unless it is None or a dict of texts."""
+    """Raises what safetensors raises unless it is None or a dict of texts."""
     if metadata is None:
         return
     check_type("metadata", metadata, dict)
     for name, text in metadata.items():
         check_type("metadata", name, str)
         check_type("metadata", text, str)
+        name.encode(), text.encode()  # raises for half a character
 
 
 def serialize(tensor_dict: dict[str, TensorSpec], metadata: dict[str, str] | None = None) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from .._saving.line import begin_save, save_in_background
-from .contents import SafetensorsContents
+from .contents import SafetensorsContents, bytes_of_contiguous
 from .errors import check_path, check_type, saving_error
 from .frameworks import TorchTensors
 from .opened import safe_open
@@ -293,4 +293,4 @@ def _described(name: str, tensor: torch.Tensor) -> tuple[TensorSpec, object]:
     plain = _plain(name, tensor)
     if plain.device.type != "cuda" or torch.version.cuda is None:
         plain = plain.cpu()
-    return _spec(name, plain), plain.view(-1).view(torch.uint8) if plain.nelement() else b""
+    return _spec(name, plain), bytes_of_contiguous(plain) if plain.nelement() else b""
