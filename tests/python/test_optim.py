@@ -218,19 +218,6 @@ def test_groups_can_be_added(tmp_path):
     train(mine + more, ours, theirs + also, reference, steps=2)
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-def test_a_parameter_that_is_in_its_group_twice_is_refused(tmp_path):
-    """It would get two sets of states, of which a state_dict has one."""
-    param = torch.nn.Parameter(torch.ones(5000))
-    with pytest.raises(ValueError, match="twice in its group"):
-        tensorferry.optim.AdamW([param, param], nvme_path=tmp_path)
-    mine, ours, theirs, reference = pair(tmp_path)
-    with pytest.raises(ValueError, match="twice in its group"):
-        ours.add_param_group({"params": [param, param]})
-    assert len(ours.param_groups) == 1
-    train(mine, ours, theirs, reference, steps=2)
-
-
 def test_a_group_that_does_not_fit_the_buffers_is_refused_and_not_there(tmp_path):
     params = [torch.nn.Parameter(torch.ones(20, 30))]
     mine, ours, theirs, reference = both(tmp_path, torch.optim.Adafactor, params)

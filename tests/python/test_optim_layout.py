@@ -44,3 +44,19 @@ def test_optimizers_of_whole_parameters_do_not_take_parts_of_them(tmp_path):
     param.to_local = None  # as those of FSDP have it
     with pytest.raises(ValueError, match="spread over the ranks"):
         tensorferry.optim.offload(torch.optim.Adafactor([param]), nvme_path=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_that_is_twice_in_its_group_is_refused(tmp_path):
+    """It would get two sets of states, of which a state_dict has one."""
+    twice = [torch.nn.Parameter(torch.ones(5000))] * 2
+    with pytest.raises(ValueError, match="twice in its group"):
+        tensorferry.optim.AdamW(twice, nvme_path=tmp_path)
+    param = torch.nn.Parameter(torch.ones(5000))
+    optimizer = tensorferry.optim.AdamW([param], nvme_path=tmp_path)
+    with pytest.raises(ValueError, match="twice in its group"):
+        optimizer.add_param_group({"params": twice})
+    assert len(optimizer.param_groups) == 1
+    param.grad = torch.ones(5000)
+    optimizer.step()
+    optimizer.close()
