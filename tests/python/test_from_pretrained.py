@@ -2,8 +2,10 @@
 from configurations and saved by transformers."""
 
 import contextlib
+import copy
 import logging
 import os
+import pickle
 import threading
 
 import pytest
@@ -195,8 +197,14 @@ def test_the_model_can_be_saved_and_brought_into_memory(tmp_path):
         assert torch.equal(value, expected.state_dict()[name]), name
     model.save_pretrained(tmp_path / "two")
     compare(kind.from_pretrained(tmp_path / "two"), expected)
+    with pytest.raises(TypeError, match="NVMe cannot be copied"):
+        copy.deepcopy(model)
     weights_of(model).close(restore=True)
     compare(model, expected)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        compare(again, expected)
+        with pytest.raises(ValueError, match="does not come from"):
+            weights_of(again)
 
 
 def test_transformers_itself_goes_on(tmp_path):

@@ -404,6 +404,13 @@ def test_a_saved_cache_of_another_model_or_other_tokens_is_refused(tmp_path, sav
             cache.save(folder, model, prompt)
 
 
+def test_a_saved_cache_that_lacks_a_layer_is_an_error(tmp_path, saved):
+    model, prompt, folder = saved
+    os.unlink(folder / "layer-00002.safetensors")
+    with pytest.raises(ValueError, match=r"is damaged: it lacks 2.keys, 2.values"):
+        NvmeCache.load(folder, model, prompt, tmp_path)
+
+
 def test_a_saved_cache_that_changes_is_an_error(tmp_path, saved):
     model, prompt, folder = saved
     with NvmeCache.load(folder, model, prompt, tmp_path, layers(2, 240)) as cache:

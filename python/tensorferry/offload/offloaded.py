@@ -181,6 +181,14 @@ class OffloadedParameters(OnDrive):
         if failure is not None:
             raise failure
 
+    # A closed one belongs to no weights: a copy of what refers to it gets None.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return None if self._store.closed else super().__deepcopy__(memo)
+
+    def __reduce__(self) -> Any:
+        return (type(None), ()) if self._store.closed else super().__reduce__()
+
     def __enter__(self) -> OffloadedParameters:
         return self
 

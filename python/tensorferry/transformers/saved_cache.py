@@ -35,13 +35,16 @@ def save_cache(layers: Sequence[Any], path: str, model: Any, input_ids: torch.Te
     parent = os.path.dirname(os.path.abspath(path))
     folder = tempfile.mkdtemp(prefix=".tensorferry-cache-", dir=parent)
     try:
+        filled = []
         for number, layer in enumerate(layers):
             if (states := _states_of(number, layer)) is not None:
+                filled.append(number)
                 save(states, os.path.join(folder, f"layer-{number:05}.safetensors"))
         facts = {
             "format": _FORMAT,
             "model": _digest(model),
             "length": length,
+            "layers": filled,
             "tokens": input_ids[:, :length].tolist(),
         }
         with open(os.path.join(folder, _FACTS), "w") as file:
@@ -79,7 +82,7 @@ class SavedCache:
     def __init__(self, path: str, model: Any, input_ids: torch.Tensor) -> None:
         with open(os.path.join(path, _FACTS)) as file:
             facts = json.load(file)
-        if facts.get("format") != _FORMAT:
+        if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
             raise ValueError(f"{path} is not a cache that this version of tensorferry can read")
         if facts["model"] != _digest(model):
             raise ValueError(
@@ -102,6 +105,11 @@ class SavedCache:
             )
         names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
         self._files = StoredFiles([os.path.join(path, name) for name in names], {})
+        wanted = {f"{n}.{side}" for n in facts["layers"] for side in ("keys", "values")}
+        if wanted != set(self._files.tensors):
+            self._files.close()
+            missing = sorted(wanted.symmetric_difference(self._files.tensors))
+            raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}, or has too much")
 
     def fill(self, layers: Sequence[Any]) -> None:
         """Gives the layers of a new cache their tokens."""
