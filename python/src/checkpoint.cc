@@ -293,8 +293,7 @@ void bind_checkpoint(nb::module_& module) {
           nb::sig("def unchecked(self) -> list[str]"),
           "The names of the tensors that have bytes and no checksum.")
       .def_prop_ro("checksums_problem", &Safetensors::checksums_problem,
-                   "Why the checksums of a file are of no use; empty if they are, or if there are "
-                   "none.")
+                   "Why the checksums of a file are of no use; else empty.")
       .def_prop_ro(
           "files",
           [](const Safetensors& self) {

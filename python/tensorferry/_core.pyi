@@ -660,9 +660,7 @@ class SafetensorsFile:
 
     @property
     def checksums_problem(self) -> str:
-        """
-        Why the checksums of a file are of no use; empty if they are, or if there are none.
-        """
+        """Why the checksums of a file are of no use; else empty."""
 
     @property
     def files(self) -> list[File]: ...
