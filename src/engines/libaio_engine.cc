@@ -258,12 +258,12 @@ Result<std::unique_ptr<Engine>> open_libaio_engine(unsigned depth) {
     }
   }
   auto engine = std::make_unique<LibaioEngine>(context, wake_fd, depth);
-  // Tries each call once: filters refuse system calls one by one.
+  // Tries each call once: filters refuse system calls one by one. A signal refuses nothing.
   if (const int watched = engine->watch_for_wake(); watched < 0) {
     return libaio_refused("io_submit", -watched);
   }
   io_event none{};
-  if (const int got = ::io_getevents(context, 0, 1, &none, nullptr); got < 0) {
+  if (const int got = ::io_getevents(context, 0, 1, &none, nullptr); got < 0 && got != -EINTR) {
     return libaio_refused("io_getevents", -got);
   }
   return std::unique_ptr<Engine>(std::move(engine));

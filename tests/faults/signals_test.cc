@@ -81,6 +81,17 @@ TEST_P(Signals, a_storm_of_signals_loses_none_of_100000_operations) {
   EXPECT_GT(signals - signals_before, 100U) << "too few signals came";
 }
 
+TEST_P(Signals, an_engine_that_opens_meanwhile_is_not_refused) {
+  const File file = File::open(path_, Access::read);
+  GuardedMemory buffer(4096);
+  const SignalStorm storm;
+  for (int i = 0; i < 1000; ++i) {
+    Handle handle({.engine = GetParam(), .workers = 1});
+    ASSERT_NO_THROW(handle.read(buffer.bytes(), file, 0).wait()) << "handle " << i;
+  }
+  EXPECT_EQ(buffer.fault(0, seed), "");
+}
+
 TEST_P(Signals, synchronous_transfers_in_the_thread_that_is_struck_are_exact) {
   Handle handle({.engine = GetParam(), .queue_depth = 8});
   const File file = File::open(path_, Access::read_write);
