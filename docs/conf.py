@@ -31,6 +31,7 @@ nitpick_ignore_regex = [
     ("py:class", "Portion"),  # what one holder has of a MemoryBudget
     ("py:class", "Format"),  # "torch" or "safetensors"
     ("py:class", "_?Priority"),  # "urgent", "normal" or "background"
+    ("py:class", "Verify"),  # True, False or "if_present"
     ("py:class", "WhenBusy"),  # "queue" or "refuse"
     ("py:class", r".*\.Accelerator"),  # of accelerate
     ("py:class", "AnyPath"),  # a str or an os.PathLike

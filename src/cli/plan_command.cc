@@ -442,8 +442,8 @@ void add_machine(CLI::App& app, PlanArguments& options) {
   add_number(app, "--endurance", machine.endurance_bytes,
              "bytes that may be written to each drive in its life (TBW)");
   app.add_option("--profile", options.profile,
-                 "a directory on the drive: its free room, and speeds as `tune` has measured them; "
-                 "or what `bench --json` wrote")
+                 "a directory on the drive, for its free room and what `tune` has measured, or a "
+                 "file of `bench --json`")
       ->type_name("DIR");
   app.add_option_function<std::string>(
          "--memory",

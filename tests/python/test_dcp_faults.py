@@ -130,10 +130,20 @@ def test_a_full_drive_leaves_the_old_checkpoint_and_works_again(tmp_path, mount,
         assert len(names_in(folder)) == 2
 
 
+@pytest.fixture
+def hears_ctrl_c():
+    """Python ignores it if a shell has started it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("layout", ["torch", "huggingface"])
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("when", ["first", "last"])
-def test_ctrl_c_leaves_the_old_checkpoint_and_nothing_else(tmp_path, layout, single, when):
+def test_ctrl_c_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path, hears_ctrl_c, layout, single, when
+):
     save(1, tmp_path, layout=layout)
     old = names_in(tmp_path)
 

@@ -326,7 +326,7 @@ def test_a_failure_is_told_once_by_wait_or_by_the_next_call(tmp_path, caplog):
     with pytest.raises(RuntimeError, match="no progress") as caught:
         checkpoint.save(torch.ones(6), tmp_path / "c.pt", wait=False)
     if hasattr(caught.value, "__notes__"):
-        assert f"the save to {file} in the background" in caught.value.__notes__[0]
+        assert f"The save to {file} in the background" in caught.value.__notes__[0]
     checkpoint.save(torch.ones(6), tmp_path / "c.pt", wait=False).wait()
     assert names_in(tmp_path) == ["a.pt", "b.pt", "c.pt"]
     assert torch.equal(checkpoint.load(file), torch.ones(3))

@@ -551,5 +551,6 @@ def _check_one_rank(overlap: str | None) -> None:
     if distributed and (ranks := torch.distributed.get_world_size()) > 1:
         raise RuntimeError(
             f'overlap="{overlap}" works with one rank, and there are {ranks}: gradients of several '
-            "ranks are averaged late in a backward pass; leave overlap out"
+            "ranks, as with DistributedDataParallel, are averaged late in a backward pass; leave "
+            "overlap out"
         )
