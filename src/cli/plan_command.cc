@@ -442,8 +442,7 @@ void add_machine(CLI::App& app, PlanArguments& options) {
   add_number(app, "--endurance", machine.endurance_bytes,
              "bytes that may be written to each drive in its life (TBW)");
   app.add_option("--profile", options.profile,
-                 "a directory on the drive, for its free room and what `tune` has measured, or a "
-                 "file of `bench --json`")
+                 "a directory on the drive, where `tune` has run, or a file of `bench --json`")
       ->type_name("DIR");
   app.add_option_function<std::string>(
          "--memory",
