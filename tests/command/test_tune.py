@@ -86,7 +86,9 @@ def test_polling_is_tried_if_asked_for(ferry):
     validate(results)
     (trial,) = results["polling"]
     assert trial["polling"] == "submission" and "submission" in line
-    if results["best"]["engine"] == "io_uring":
+    if results["best"]["engine"] == "io_uring" and "problem" in trial:  # on a busy machine
+        assert trial["problem"] == "there was no time to measure it" and trial["problem"] in line
+    elif results["best"]["engine"] == "io_uring":
         assert trial["gain"] > 0 and f"{trial['gain']:.2f}x" in line
     else:
         assert "only io_uring polls" in line and trial["problem"] == "only io_uring polls"

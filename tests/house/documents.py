@@ -60,7 +60,8 @@ STAND_INS = {
     "python": WARM,
     "python3": WARM,
     "torchrun": 'exec env -u LD_LIBRARY_PATH {warm} {root}/tests/house/few_ranks.py "$@"',
-    "scontrol": "echo first-machine; echo second-machine",
+    # In one go: a reader that wants the first line alone may have gone before another one.
+    "scontrol": r"printf 'first-machine\nsecond-machine\n'",
     "srun": 'while [ "${{1#--}}" != "$1" ]; do shift; done; exec "$@"',
     "tensorferry": 'exec {python} {root}/tests/house/little_work.py {command} "$@"',
 }
