@@ -183,8 +183,8 @@ void take_bench(PlanArguments& options, Machine& machine) {
     if (results.at("command") != "bench") refuse("it is no results file of `tensorferry bench`");
     for (const bench::Json& one : results.at("series")) {
       if (!one.at("direct").get<bool>()) continue;  // that was the page cache
-      constexpr double MB = 1e6;
-      const double speed = one.at("bandwidth_mb_per_second").at("median").get<double>() * MB;
+      constexpr double megabyte = 1e6;
+      const double speed = one.at("bandwidth_mb_per_second").at("median").get<double>() * megabyte;
       double& fastest = one.at("direction") == "read" ? read : write;
       fastest = std::max(fastest, speed);
     }

@@ -20,17 +20,17 @@ constexpr std::uint64_t lane_blocks_max = 16;
 class ThreadNumber {
  public:
   ThreadNumber() noexcept {
-    std::uint64_t before = taken_.load(std::memory_order_relaxed);
+    std::uint64_t before = taken.load(std::memory_order_relaxed);
     do {
       value_ = static_cast<std::size_t>(std::countr_one(before));
       if (value_ == lanes_max) {
-        value_ += beyond_.fetch_add(1, std::memory_order_relaxed);
+        value_ += beyond.fetch_add(1, std::memory_order_relaxed);
         return;
       }
-    } while (!taken_.compare_exchange_weak(before, before | bit()));
+    } while (!taken.compare_exchange_weak(before, before | bit()));
   }
   ~ThreadNumber() {
-    if (value_ < lanes_max) taken_.fetch_and(~bit());
+    if (value_ < lanes_max) taken.fetch_and(~bit());
   }
   ThreadNumber(const ThreadNumber&) = delete;
   ThreadNumber& operator=(const ThreadNumber&) = delete;
@@ -40,8 +40,8 @@ class ThreadNumber {
  private:
   [[nodiscard]] std::uint64_t bit() const noexcept { return std::uint64_t{1} << value_; }
 
-  static inline std::atomic<std::uint64_t> taken_{0};
-  static inline std::atomic<std::size_t> beyond_{0};
+  static inline std::atomic<std::uint64_t> taken{0};
+  static inline std::atomic<std::size_t> beyond{0};
   std::size_t value_ = 0;
 };
 static_assert(lanes_max == 64);  // a bit for each

@@ -204,12 +204,14 @@ std::vector<Change> changes(const Task& task, const Machine& machine, const Cost
 std::vector<WithDrives> by_drives(const Task& task, const Machine& machine, const Costs& costs,
                                   const Wishes& wishes) {
   std::vector<WithDrives> found;
-  for (double drives = 1; drives <= std::max(2 * machine.drives, 8.0); drives *= 2) {
+  double drives = 1;
+  while (drives <= std::max(2 * machine.drives, 8.0)) {
     Machine other = machine;
     other.drives = drives;
     const Choice fastest = choose(task, other, costs, wishes).front();
     const bool fits = fastest.forecast.fits();
     found.push_back({drives, fits ? seconds_of(fastest) : 0, fastest.forecast.drive_days});
+    drives *= 2;
   }
   return found;
 }

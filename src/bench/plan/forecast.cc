@@ -335,7 +335,7 @@ class Forecaster {
       pipeline.stages.push_back(stage);
     };
     double due = 0;
-    for (double i = 0; i < simulated; ++i) {
+    for (int i = 0; i < simulated; ++i) {
       if (task_.trains) {  // what backward used last is there: the first modules
         add(i, i >= simulated - missing, false, 1.0 / 3);
       } else {  // what stays is spread
@@ -344,7 +344,7 @@ class Forecaster {
         due -= due >= 0.5 ? 1 : 0;
       }
     }
-    for (double i = 0; task_.trains && i < simulated; ++i) {
+    for (int i = 0; task_.trains && i < simulated; ++i) {
       add(i, i >= simulated - missing, true, 2.0 / 3);
     }
     return pipeline;

@@ -37,8 +37,10 @@ class Cutter {
       most = std::ceil(weight.elements / (pieces * unit)) * unit;
     }
     const double seconds = step_cost(task_, costs_, settings_, cuts) * shared_;
-    for (double at = 0; at < weight.elements; at += most) {
-      place(each, std::min(most, weight.elements - at), seconds);
+    double left = weight.elements;
+    while (left > 0) {
+      place(each, std::min(most, left), seconds);
+      left -= most;
     }
   }
 
@@ -96,7 +98,7 @@ std::vector<Weight> weights_of(const Task& task, double ranks, double share_on_d
     // Of very many that are alike, fewer are looked at, each for several.
     const double count = std::min(tensors.count, simulated_max);
     const double elements = std::ceil(tensors.elements * tensors.count / count / ranks);
-    for (double i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
       due += elements * share_on_drive;
       const bool on_drive = share_on_drive >= 1 || taken + elements / 2 <= due;
       taken += on_drive && share_on_drive > 0 ? elements : 0;
