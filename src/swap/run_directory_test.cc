@@ -97,9 +97,9 @@ class ForkingSystem : public os::System {
   }
   int lock_file(int fd) override {
     const int locked = os::System::lock_file(fd);
-    if (child_ < 0 && (child_ = ::fork()) == 0) {
-      for (;;) ::pause();
-    }
+    if (child_ >= 0) return locked;
+    child_ = ::fork();
+    while (child_ == 0) ::pause();
     return locked;
   }
   [[nodiscard]] pid_t child() const { return child_; }

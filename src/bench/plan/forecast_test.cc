@@ -11,7 +11,7 @@
 namespace tensorferry::bench {
 namespace {
 
-constexpr double GB = 1e9;
+constexpr double gigabyte = 1e9;
 
 Task task_of(Precision precision, double parameters = 1e9) {
   Task task;
@@ -23,8 +23,8 @@ Task task_of(Precision precision, double parameters = 1e9) {
 
 Machine machine_of() {
   Machine machine;
-  machine.drive = {4 * GB, 2 * GB, 3 * GB};
-  machine.memory_bytes = 64 * GB;
+  machine.drive = {4 * gigabyte, 2 * gigabyte, 3 * gigabyte};
+  machine.memory_bytes = 64 * gigabyte;
   machine.flops = 1e12;
   return machine;
 }
@@ -57,12 +57,12 @@ TEST(forecast, gradients_on_the_drive_are_written_once_and_read_once) {
 TEST(forecast, states_that_stay_do_not_move) {
   const Task task = task_of(Precision::fp32);
   const Forecast none = forecast(task, machine_of(), {}, {});
-  const Forecast half = forecast(task, machine_of(), {}, {.cpu_state_bytes = 4 * GB});
-  const Forecast all = forecast(task, machine_of(), {}, {.cpu_state_bytes = 9 * GB});
+  const Forecast half = forecast(task, machine_of(), {}, {.cpu_state_bytes = 4 * gigabyte});
+  const Forecast all = forecast(task, machine_of(), {}, {.cpu_state_bytes = 9 * gigabyte});
   EXPECT_NEAR(half.step_read / none.step_read, 0.5, 0.02);
   EXPECT_EQ(all.step_read, 0);
   EXPECT_LT(half.step_seconds, none.step_seconds);
-  EXPECT_NEAR(all.memory_bytes - none.memory_bytes, 8 * GB, 0.05 * GB);
+  EXPECT_NEAR(all.memory_bytes - none.memory_bytes, 8 * gigabyte, 0.05 * gigabyte);
 }
 
 TEST(forecast, a_step_takes_at_least_the_drive_and_at_least_its_computation) {
@@ -83,7 +83,7 @@ TEST(forecast, a_step_takes_at_least_the_drive_and_at_least_its_computation) {
     settings.buffer_count = number(8);
     settings.moments_in_8_bits = random() % 2 == 0;
     settings.offload_gradients = random() % 2 == 0;
-    settings.cpu_state_bytes = share(random) * 10 * GB;
+    settings.cpu_state_bytes = share(random) * 10 * gigabyte;
     const Forecast plan = forecast(task, machine, {}, settings);
     const double rank = machine.drives / machine.ranks;
     const double drive =
@@ -100,9 +100,9 @@ TEST(forecast, a_step_takes_at_least_the_drive_and_at_least_its_computation) {
 TEST(forecast, weights_on_the_drive_are_read_there_and_back) {
   const Task task = task_of(Precision::bf16);
   const double weights = 2 * task.model.parameters();
-  const Settings little{.offload_weights = true, .weight_bytes = 0.1 * GB};
+  const Settings little{.offload_weights = true, .weight_bytes = 0.1 * gigabyte};
   EXPECT_NEAR(forecast(task, machine_of(), {}, little).pass_read, 2 * weights, 0.2 * weights);
-  const Settings all{.offload_weights = true, .weight_bytes = 3 * GB, .one_budget = true};
+  const Settings all{.offload_weights = true, .weight_bytes = 3 * gigabyte, .one_budget = true};
   const Forecast plan = forecast(task, machine_of(), {}, all);
   EXPECT_EQ(plan.pass_read, 0);
   EXPECT_LT(plan.step_read, 10 * task.model.parameters());  // the budget keeps states too
@@ -110,8 +110,8 @@ TEST(forecast, weights_on_the_drive_are_read_there_and_back) {
 
 TEST(forecast, what_lacks_is_told) {
   Machine machine = machine_of();
-  machine.memory_bytes = 1 * GB;
-  machine.drive_bytes = 1 * GB;
+  machine.memory_bytes = 1 * gigabyte;
+  machine.drive_bytes = 1 * gigabyte;
   const Forecast plan = forecast(task_of(Precision::bf16), machine, {}, {});
   ASSERT_EQ(plan.shortages.size(), 2U);
   EXPECT_GT(plan.shortages[0].needed_bytes, machine.memory_bytes);
@@ -125,7 +125,7 @@ TEST(forecast, the_choices_are_what_their_names_say) {
   for (const Choice& choice : choices) EXPECT_TRUE(choice.forecast.fits());
   EXPECT_LE(choices[0].forecast.seconds(), choices[1].forecast.seconds() * 1.001);
   EXPECT_LE(choices[2].forecast.memory_bytes, choices[0].forecast.memory_bytes);
-  machine.memory_bytes = 1 * GB;
+  machine.memory_bytes = 1 * gigabyte;
   EXPECT_FALSE(choose(task_of(Precision::bf16, 1e11), machine, {}, {}).front().forecast.fits());
 }
 
@@ -166,21 +166,21 @@ TEST(forecast, activations_on_the_drive_are_written_forward_and_read_back) {
   task.activations = Activations::drive;
   const Forecast plan = forecast(task, machine_of(), {}, {});
   // The newest stay in half of 1 GiB, in each of both passes.
-  const double bytes = 8.192 * GB - (1 << 30);
+  const double bytes = 8.192 * gigabyte - (1 << 30);
   EXPECT_NEAR(plan.pass_written, bytes, bytes * 0.02);
   EXPECT_NEAR(plan.pass_read, bytes, bytes * 0.02);
   EXPECT_NEAR(plan.drive_bytes - kept.drive_bytes, bytes / 2, bytes * 0.02);
-  EXPECT_NEAR(plan.memory_bytes - kept.memory_bytes, (1 << 30) - 4.096 * GB, 0.01 * GB);
-  EXPECT_NEAR(plan.drive_seconds - kept.drive_seconds, 2 * bytes / (3 * GB), 0.2);
+  EXPECT_NEAR(plan.memory_bytes - kept.memory_bytes, (1 << 30) - 4.096 * gigabyte, 0.01 * gigabyte);
+  EXPECT_NEAR(plan.drive_seconds - kept.drive_seconds, 2 * bytes / (3 * gigabyte), 0.2);
   EXPECT_GT(plan.written_bytes_per_day, kept.written_bytes_per_day);
   Machine slow = machine_of();
-  slow.drive = {0.1 * GB, 0.1 * GB, 0.1 * GB};
-  EXPECT_GT(forecast(task, slow, {}, {}).pass_seconds, 2 * bytes / (0.1 * GB) * 0.95);
+  slow.drive = {0.1 * gigabyte, 0.1 * gigabyte, 0.1 * gigabyte};
+  EXPECT_GT(forecast(task, slow, {}, {}).pass_seconds, 2 * bytes / (0.1 * gigabyte) * 0.95);
 }
 
 TEST(forecast, drives_bring_a_gpu_no_more_than_its_bus) {
   Machine machine = machine_of();
-  machine.gpu_memory_bytes = 80 * GB;
+  machine.gpu_memory_bytes = 80 * gigabyte;
   machine.drives = 1000;
   const Costs costs = gpu_costs();
   const Forecast plan = forecast(task_of(Precision::fp16, 10e9), machine, costs, {});
@@ -189,18 +189,19 @@ TEST(forecast, drives_bring_a_gpu_no_more_than_its_bus) {
 
 TEST(forecast, a_budget_of_a_gpu_keeps_states_there) {
   Machine machine = machine_of();
-  machine.gpu_memory_bytes = 80 * GB;
-  const Settings settings{.offload_weights = true, .weight_bytes = 6 * GB, .one_budget = true};
+  machine.gpu_memory_bytes = 80 * gigabyte;
+  const Settings settings{
+      .offload_weights = true, .weight_bytes = 6 * gigabyte, .one_budget = true};
   const Forecast plan = forecast(task_of(Precision::bf16), machine, gpu_costs(), settings);
-  EXPECT_NEAR(gpu_of(plan, "masters") + gpu_of(plan, "moments"), 4 * GB, 0.2 * GB);
+  EXPECT_NEAR(gpu_of(plan, "masters") + gpu_of(plan, "moments"), 4 * gigabyte, 0.2 * gigabyte);
   EXPECT_EQ(plan.copy_seconds, 0);
 }
 
 TEST(forecast, several_ranks_can_have_weights_on_the_drive) {
   Machine machine = machine_of();
   machine.ranks = machine.ranks_per_node = 8;
-  machine.memory_bytes = 512 * GB;
-  machine.gpu_memory_bytes = 24 * GB;  // weights and gradients take 35
+  machine.memory_bytes = 512 * gigabyte;
+  machine.gpu_memory_bytes = 24 * gigabyte;  // weights and gradients take 35
   Task task = task_of(Precision::bf16, 70e9);
   const Choice fastest = choose(task, machine, gpu_costs(), {}).front();
   EXPECT_TRUE(fastest.forecast.fits());
@@ -213,7 +214,7 @@ TEST(forecast, several_ranks_can_have_weights_on_the_drive) {
 TEST(forecast, weights_that_all_fit_into_memory_do_not_go_to_the_drive) {
   for (const Choice& choice : choose(task_of(Precision::bf16), machine_of(), {}, {})) {
     if (!choice.settings.offload_weights) continue;
-    EXPECT_LT(choice.settings.weight_bytes, 2 * GB) << choice.name;
+    EXPECT_LT(choice.settings.weight_bytes, 2 * gigabyte) << choice.name;
   }
   Wishes wishes;
   wishes.offload_weights = true;  // whoever wants it gets it
@@ -238,13 +239,13 @@ TEST(forecast, without_a_drive_masters_are_whole) {
       forecast(task_of(Precision::bf16), machine_of(), {}, {.offload_states = false});
   for (const Item& item : plan.items) {
     if (item.what != "masters and moments") continue;
-    EXPECT_NEAR(item.memory, 12 * GB, 0.01 * GB);
+    EXPECT_NEAR(item.memory, 12 * gigabyte, 0.01 * gigabyte);
   }
 }
 
 TEST(forecast, a_huge_model_is_planned_in_no_time) {
   const Forecast plan = forecast(task_of(Precision::bf16, 1e15), machine_of(), {}, {});
-  EXPECT_NEAR(plan.step_seconds, 1e15 * 20 / (3 * GB), 1e15 * 20 / (3 * GB) * 0.1);
+  EXPECT_NEAR(plan.step_seconds, 1e15 * 20 / (3 * gigabyte), 1e15 * 20 / (3 * gigabyte) * 0.1);
 }
 
 }  // namespace
