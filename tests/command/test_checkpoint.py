@@ -169,16 +169,16 @@ def test_the_parts_of_a_sharded_tensor_come_together(tmp_path):
     program = """if True:
         import sys, torch
         from tensorferry.inspection.gathering import source_of
-        from tensorferry.inspection.tensors import Piece, Tensor
+        from tensorferry.inspection.tensors import StoredBox, Tensor
         from tensorferry.inspection.windows import Stream
         whole = torch.arange(3000 * 2000, dtype=torch.int32).view(3000, 2000)
-        pieces = []
+        boxes = []
         for begin, end in ((0, 700), (700, 2000)):
             path = f"{sys.argv[1]}/{begin}"
             part = whole[:, begin:end].contiguous()
             open(path, "wb").write(b"head" + part.numpy().tobytes())
-            pieces.append(Piece(path, 4, (0, begin), tuple(part.shape), part.stride()))
-        columns = Tensor("t", "I32", (3000, 2000), tuple(pieces), None)
+            boxes.append(StoredBox(path, 4, (0, begin), tuple(part.shape), part.stride()))
+        columns = Tensor("t", "I32", (3000, 2000), tuple(boxes), None)
         assert columns.stretches() is None
         stream = Stream([source_of(columns), source_of(columns)])
         for _ in range(2):

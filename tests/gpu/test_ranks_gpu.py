@@ -4,39 +4,16 @@ One GPU shows one rank with NCCL, and two ranks where torch lets them share it. 
 between GPUs, nor that GPUs read beside each other's collectives."""
 
 import os
-import subprocess
 import sys
 
 import pytest
-from ranks import rank_environments
+from ranks import outputs_of_ranks
 
 JOB = os.path.join(os.path.dirname(__file__), "ranks_job.py")
 
 
 def run_ranks(ranks, backend, nvme):
-    """What each rank printed."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, JOB, backend, str(nvme)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for environment in rank_environments(ranks, GLOO_SOCKET_IFNAME="lo")
-    ]
-    outputs = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
-            assert process.returncode == 0, err
-            outputs.append(out)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return outputs
+    return outputs_of_ranks([sys.executable, JOB, backend, nvme], ranks)
 
 
 def test_one_rank_with_nccl_gets_the_numbers_of_memory(tmp_path):

@@ -2,10 +2,9 @@
 
 import functools
 import os
-import subprocess
 
 import pytest
-from ranks import rank_environments
+from ranks import outputs_of_ranks
 from warm_python import WARM_PYTHON
 
 JOB = os.path.join(os.path.dirname(__file__), "optim_job.py")
@@ -13,33 +12,11 @@ JOB = os.path.join(os.path.dirname(__file__), "optim_job.py")
 
 def run_ranks(*arguments, ranks=2):
     """What each rank printed: (lines of steps, other lines)."""
-    processes = [
-        subprocess.Popen(
-            [*WARM_PYTHON, JOB, *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for environment in rank_environments(ranks, GLOO_SOCKET_IFNAME="lo")
-    ]
     outcomes = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=200)
-            assert process.returncode == 0, err
-            lines = out.splitlines()
-            outcomes.append(
-                (
-                    [line for line in lines if line[0].isdigit()],
-                    [line for line in lines if not line[0].isdigit()],
-                )
-            )
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    for output in outputs_of_ranks([*WARM_PYTHON, JOB, *arguments], ranks):
+        lines = output.splitlines()
+        steps = [line for line in lines if line[0].isdigit()]
+        outcomes.append((steps, [line for line in lines if not line[0].isdigit()]))
     return outcomes
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 
 
 def free_port():
@@ -25,3 +26,29 @@ def rank_environments(ranks, **more):
         | more
         for rank in range(ranks)
     ]
+
+
+def outputs_of_ranks(command, ranks, seconds_max=240):
+    """Starts the command once for each rank. Returns what each has printed."""
+    processes = [
+        subprocess.Popen(
+            [*map(str, command)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in rank_environments(ranks, GLOO_SOCKET_IFNAME="lo")
+    ]
+    outputs = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=seconds_max)
+            assert process.returncode == 0, err
+            outputs.append(out)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return outputs
