@@ -33,8 +33,8 @@ from ..checkpoint.torch_layout import damaged
 from ..checkpoint.unchecked import log_unchecked
 from .boxes import Box
 from .data_file import bytes_of
+from .file_parts import FilePart, windows
 from .folder import remove, sync, sync_folder
-from .pieces import Piece, windows
 from .safetensors_sums import PieceSums, TensorSums, piece_count, read_back, whole_pieces
 from .stored_tensor import StoredTensor, contiguous
 
@@ -205,18 +205,18 @@ def write_tensors(
             stack.callback(os.close, descriptor)
             return descriptor, stack.enter_context(File.borrow(descriptor))
 
-        def pieces() -> Iterator[Piece]:
+        def parts() -> Iterator[FilePart]:
             for item, of_item in zip(items, sums):
                 place = files.places[item.index.fqn]
                 _, file = opened(place.relative_path)
                 yield from _pieces_of(item, place, resolve(item), file, of_item)
 
         with UnderWay[int]() as under_way:
-            for window in windows(pieces()):
+            for window in windows(parts()):
                 if len(under_way) == WINDOWS:
                     passed(under_way.finish_oldest())
-                writes = [(piece.memory, piece.file, piece.offset) for piece in window]
-                count = sum(len(piece.memory) for piece in window)
+                writes = [(part.memory, part.file, part.offset) for part in window]
+                count = sum(len(part.memory) for part in window)
                 under_way.add(shared_handle().write_many(writes), count)
             while under_way:
                 passed(under_way.finish_oldest())
@@ -231,7 +231,7 @@ def write_tensors(
 
 def _pieces_of(
     item: WriteItem, place: TensorPlace, tensor: torch.Tensor, file: File, sums: list[PieceSums]
-) -> Iterator[Piece]:
+) -> Iterator[FilePart]:
     assert place.tensor is not None
     chunk = item.tensor_data.chunk
     if tensor.dtype != place.tensor.dtype or tensor.size() != torch.Size(chunk.sizes):
@@ -248,7 +248,7 @@ def _pieces_of(
             count = min(WINDOW_BYTES - source % WINDOW_BYTES, run.bytes - at)
             part = memory[run.target + at : run.target + at + count]
             sums += whole_pieces(part, source, place.length)
-            yield Piece(file, place.offset + source, part, None)
+            yield FilePart(file, place.offset + source, part, None)
             at += count
 
 

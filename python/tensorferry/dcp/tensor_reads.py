@@ -11,8 +11,8 @@ from .._saving.windows import WINDOWS, UnderWay, as_bytes
 from .._shared_handle import shared_handle
 from ..checkpoint.torch_layout import wrong_checksum
 from .boxes import Box
+from .file_parts import FilePart, windows
 from .piece_checksums import PIECE_BYTES
-from .pieces import Piece, windows
 
 # A smaller part of a tensor would cost too much beside it.
 PIECES_FROM_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class TensorRead:
         self._first_piece = self._box.first() // PIECE_BYTES
         self._pieces = checksums
 
-    def pieces(self) -> Iterator[Piece]:
+    def parts(self) -> Iterator[FilePart]:
         """What to read, in the order of the file. Makes memory when it is asked."""
         if self._pieces:
             yield from self._whole_pieces()
@@ -74,15 +74,15 @@ class TensorRead:
         if runs is None:
             self._bytes_left = self._box.span()
             self._own = torch.empty(self._bytes_left, dtype=torch.uint8)
-            yield Piece(self._file, self._offset + self._box.first(), self._own, self)
+            yield FilePart(self._file, self._offset + self._box.first(), self._own, self)
             return
         self._bytes_left = self._box.bytes
         memory, begin = self._target_bytes()
         for source, target, count in runs:
             part = memory[begin + target : begin + target + count]
-            yield Piece(self._file, self._offset + source, part, self)
+            yield FilePart(self._file, self._offset + source, part, self)
 
-    def _whole_pieces(self) -> Iterator[Piece]:
+    def _whole_pieces(self) -> Iterator[FilePart]:
         """The box and, in memory of its own, the rest of its first and its last piece."""
         first, end = self._box.first(), self._box.first() + self._box.bytes
         begin = first - first % PIECE_BYTES
@@ -95,16 +95,16 @@ class TensorRead:
             inner = begin + PIECE_BYTES
             edge = torch.empty(PIECE_BYTES, dtype=torch.uint8)
             self._edges.append((edge[first - begin :], target[: inner - first]))
-            yield Piece(self._file, self._offset + begin, edge, self)
+            yield FilePart(self._file, self._offset + begin, edge, self)
         if end < stop:
             outer = end - end % PIECE_BYTES
         if inner < outer:
             part = target[inner - first : outer - first]
-            yield Piece(self._file, self._offset + inner, part, self)
+            yield FilePart(self._file, self._offset + inner, part, self)
         if end < stop:
             edge = torch.empty(stop - outer, dtype=torch.uint8)
             self._edges.append((edge[: end - outer], target[outer - first :]))
-            yield Piece(self._file, self._offset + outer, edge, self)
+            yield FilePart(self._file, self._offset + outer, edge, self)
 
     def _target_bytes(self) -> tuple[torch.Tensor, int]:
         """All bytes of the storage of the target, and where the target begins in them."""
@@ -173,18 +173,18 @@ def carry_out(reads: Iterable[TensorRead], passed: Callable[[int], object]) -> N
     Calls `passed` with how many bytes have been read since its last call.
     """
     handle = shared_handle()
-    with UnderWay[list[Piece]]() as under_way:
+    with UnderWay[list[FilePart]]() as under_way:
 
         def finish_oldest() -> None:
-            pieces = under_way.finish_oldest()
-            for piece in pieces:
-                piece.owner.passed(piece.memory)
-            passed(sum(len(piece.memory) for piece in pieces))
+            parts = under_way.finish_oldest()
+            for part in parts:
+                part.owner.passed(part.memory)
+            passed(sum(len(part.memory) for part in parts))
 
-        for window in windows(piece for read in reads for piece in read.pieces()):
+        for window in windows(part for read in reads for part in read.parts()):
             if len(under_way) == WINDOWS:
                 finish_oldest()
-            transfers = [(piece.memory, piece.file, piece.offset) for piece in window]
+            transfers = [(part.memory, part.file, part.offset) for part in window]
             under_way.add(handle.read_many(transfers), window)
         while under_way:
             finish_oldest()

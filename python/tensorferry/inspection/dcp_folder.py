@@ -32,7 +32,7 @@ from .dtypes import PAIRED, kind_of_torch
 from .tensors import (
     Check,
     Checkpoint,
-    Piece,
+    StoredBox,
     StoredObject,
     Stretch,
     Tensor,
@@ -92,7 +92,7 @@ def _tensor(
             f"{items.folder}: {name} has the dtype {dtype}, which this command does not read"
         )
     shape = tuple(described.size)
-    pieces, checksum, elements = [], None, 0
+    boxes, checksum, elements = [], None, 0
     for chunk in described.chunks:
         if 0 in chunk.sizes:
             continue
@@ -100,23 +100,23 @@ def _tensor(
         if place is None:
             raise damaged(items.folder, f"the metadata do not say where {name} is", 0)
         stored = items.tensor(name, place)
-        piece = _piece(items, name, place, chunk, stored)
-        ends = (at + count for at, count in zip(piece.starts, piece.sizes))
+        box = _box(items, name, place, chunk, stored)
+        ends = (at + count for at, count in zip(box.starts, box.sizes))
         outside = (
-            any(end > size for end, size in zip(ends, shape)) or min(piece.starts, default=0) < 0
+            any(end > size for end, size in zip(ends, shape)) or min(box.starts, default=0) < 0
         )
-        if len(piece.sizes) != len(shape) or outside:
+        if len(box.sizes) != len(shape) or outside:
             raise damaged(items.folder, f"a part of {name} is outside of it", 0)
-        elements += torch.Size(piece.sizes).numel()
-        pieces.append(piece)
-        whole = len(described.chunks) == 1 and dense(piece)
+        elements += torch.Size(box.sizes).numel()
+        boxes.append(box)
+        whole = len(described.chunks) == 1 and dense(box)
         if stored.crc is not None and whole:
             checksum = f"crc32:{stored.crc:08x}"
     if elements != torch.Size(shape).numel():
         raise damaged(items.folder, f"the parts of {name} are not all of it", 0)
     if kind == PAIRED and shape:
-        shape, pieces = (*shape[:-1], 2 * shape[-1]), list(map(unpaired, pieces))
-    tensor = Tensor(prefix + name, kind, shape, tuple(pieces), checksum)
+        shape, boxes = (*shape[:-1], 2 * shape[-1]), list(map(unpaired, boxes))
+    tensor = Tensor(prefix + name, kind, shape, tuple(boxes), checksum)
     if kind == PAIRED and (not shape or tensor.stretches() is None):
         raise Unusable(
             f"{items.folder}: {name} has pairs of elements that do not follow each other"
@@ -124,14 +124,14 @@ def _tensor(
     return tensor
 
 
-def _piece(
+def _box(
     items: _Items, name: str, place: _StorageInfo, chunk: ChunkStorageMetadata, stored: StoredTensor
-) -> Piece:
+) -> StoredBox:
     path = items.path(place)
     if tuple(stored.size) != tuple(chunk.sizes):
         raise damaged(path, f"{name} has another shape than the metadata say", place.offset)
     offset = place.offset + stored.offset + stored.storage_offset * stored.dtype.itemsize
-    return Piece(path, offset, tuple(chunk.offsets), tuple(chunk.sizes), tuple(stored.stride))
+    return StoredBox(path, offset, tuple(chunk.offsets), tuple(chunk.sizes), tuple(stored.stride))
 
 
 class _Items:

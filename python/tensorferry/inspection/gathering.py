@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .dtypes import bits_of
-from .tensors import Piece, Tensor, row_major
+from .tensors import StoredBox, Tensor, row_major
 from .windows import Source
 
 if TYPE_CHECKING:
@@ -80,33 +80,33 @@ class _Gatherer:
             for box in _boxes(self._tensor.shape, first, first + count):
                 elements = math.prod(box.sizes)
                 part = target[at : at + elements].view(box.sizes)
-                for piece in self._tensor.pieces:
-                    self._copy(piece, box, part, maps)
+                for stored in self._tensor.boxes:
+                    self._copy(stored, box, part, maps)
                 at += elements
 
-    def _copy(self, piece: Piece, box: _Box, target: Any, maps: _Maps) -> None:
-        """Copies the elements that a piece has of a box."""
+    def _copy(self, stored: StoredBox, box: _Box, target: Any, maps: _Maps) -> None:
+        """Copies the elements that a stored box has of another."""
         inside = [
             (max(a, c), min(a + n, c + m))
-            for a, n, c, m in zip(box.starts, box.sizes, piece.starts, piece.sizes)
+            for a, n, c, m in zip(box.starts, box.sizes, stored.starts, stored.sizes)
         ]
         if any(begin >= end for begin, end in inside):
             return
         sizes = [end - begin for begin, end in inside]
         skipped = sum(
             (begin - start) * stride
-            for (begin, _), start, stride in zip(inside, piece.starts, piece.strides)
+            for (begin, _), start, stride in zip(inside, stored.starts, stored.strides)
         )
-        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, piece.strides))
-        offset = piece.offset + skipped * self._item_bytes
-        elements = tensor_over(maps.get(piece.path), self._dtype, offset, span)
+        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, stored.strides))
+        offset = stored.offset + skipped * self._item_bytes
+        elements = tensor_over(maps.get(stored.path), self._dtype, offset, span)
         strides = row_major(box.sizes)
         first = sum(
             (begin - start) * stride
             for (begin, _), start, stride in zip(inside, box.starts, strides)
         )
         to = target.as_strided(sizes, strides, target.storage_offset() + first)
-        to.copy_(elements.as_strided(sizes, piece.strides))
+        to.copy_(elements.as_strided(sizes, stored.strides))
 
 
 def tensor_over(memory: mmap.mmap, dtype: Any, offset: int, count: int) -> Any:

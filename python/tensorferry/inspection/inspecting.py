@@ -49,7 +49,7 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
                 "shape": list(tensor.shape),
                 "bytes": tensor.bytes,
                 "checksum": tensor.checksum,
-                "places": [piece._asdict() for piece in tensor.pieces],
+                "places": [box._asdict() for box in tensor.boxes],
             }
             for tensor in checkpoint.tensors
         ],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .._core import File, SafetensorsFile
 from ..checkpoint.torch_layout import damaged
-from .tensors import Check, Checkpoint, Piece, Stretch, Tensor, row_major
+from .tensors import Check, Checkpoint, StoredBox, Stretch, Tensor, row_major
 
 # The entry of a file's metadata that has the checksums of its tensors: 16 hex digits for each
 # CHUNK_BYTES.
@@ -36,8 +36,8 @@ def open_safetensors(path: str, shown: str) -> Checkpoint:
         if digits and len(digits) != _DIGITS * -(-count // CHUNK_BYTES):
             misfits.append(paths[number])
             digits = ""
-        pieces = (Piece(paths[number], offset, (0,) * len(size), size, row_major(size)),)
-        tensors.append(Tensor(name, dtype, size, pieces, f"xxh3:{digits}" if digits else None))
+        boxes = (StoredBox(paths[number], offset, (0,) * len(size), size, row_major(size)),)
+        tensors.append(Tensor(name, dtype, size, boxes, f"xxh3:{digits}" if digits else None))
         if count:
             expected = [int(digits[at : at + _DIGITS], 16) for at in range(0, len(digits), _DIGITS)]
             place = Stretch(paths[number], offset, count)

@@ -22,7 +22,7 @@ class Stretch(NamedTuple):
     bytes: int
 
 
-class Piece(NamedTuple):
+class StoredBox(NamedTuple):
     """A box of a tensor, and where its elements are in a file."""
 
     path: str
@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
     name: str
     dtype: str  # of dtypes.py
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    boxes: tuple[StoredBox, ...]
     checksum: str | None  # of all its bytes: "crc32:..." or "xxh3:..."
     # Fills memory with its bytes from the given one on, if it is in no file.
     fill: Callable[[int, memoryview], None] | None = None
@@ -55,13 +55,13 @@ class Tensor(NamedTuple):
             return []
         found, row = [], 0
         row_bits = math.prod(self.shape[1:]) * bits_of(self.dtype)
-        for piece in sorted(self.pieces, key=lambda piece: piece.starts):
-            if piece.starts[:1] != (row,)[: len(self.shape)] or any(piece.starts[1:]):
+        for box in sorted(self.boxes, key=lambda box: box.starts):
+            if box.starts[:1] != (row,)[: len(self.shape)] or any(box.starts[1:]):
                 return None
-            if piece.sizes[1:] != self.shape[1:] or not dense(piece):
+            if box.sizes[1:] != self.shape[1:] or not dense(box):
                 return None
-            rows = piece.sizes[0] if piece.sizes else 1
-            found.append(Stretch(piece.path, piece.offset, (rows * row_bits + 7) // 8))
+            rows = box.sizes[0] if box.sizes else 1
+            found.append(Stretch(box.path, box.offset, (rows * row_bits + 7) // 8))
             row += rows
         return found
 
@@ -74,26 +74,25 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def dense(piece: Piece) -> bool:
-    """Whether the elements of a piece follow each other in the file."""
-    usual = row_major(piece.sizes)
+def dense(box: StoredBox) -> bool:
+    """Whether the elements of a box follow each other in the file."""
+    usual = row_major(box.sizes)
     return all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(piece.sizes, piece.strides, usual)
+        size == 1 or stride == wanted for size, stride, wanted in zip(box.sizes, box.strides, usual)
     )
 
 
-def unpaired(piece: Piece) -> Piece:
-    """Returns a piece of pairs, which torch counts as one element each, by its single elements.
+def unpaired(box: StoredBox) -> StoredBox:
+    """Returns a box of pairs, which torch counts as one element each, by its single elements.
 
     It is no scalar. If pairs of a row do not follow each other, elements have no place of their
-    own: then the piece is not dense.
+    own: then the box is not dense.
     """
-    *outer, last = piece.strides
-    return piece._replace(
-        starts=(*piece.starts[:-1], 2 * piece.starts[-1]),
-        sizes=(*piece.sizes[:-1], 2 * piece.sizes[-1]),
-        strides=(*(2 * step for step in outer), 1 if last == 1 or piece.sizes[-1] == 1 else 0),
+    *outer, last = box.strides
+    return box._replace(
+        starts=(*box.starts[:-1], 2 * box.starts[-1]),
+        sizes=(*box.sizes[:-1], 2 * box.sizes[-1]),
+        strides=(*(2 * step for step in outer), 1 if last == 1 or box.sizes[-1] == 1 else 0),
     )
 
 
@@ -135,4 +134,4 @@ class Checkpoint:
     @property
     def files(self) -> list[str]:
         """The files that have tensors."""
-        return sorted({piece.path for tensor in self.tensors for piece in tensor.pieces})
+        return sorted({box.path for tensor in self.tensors for box in tensor.boxes})

@@ -22,7 +22,7 @@ from .dtypes import PAIRED, bits_of, kind_of_storage, kind_of_torch
 from .tensors import (
     Check,
     Checkpoint,
-    Piece,
+    StoredBox,
     StoredObject,
     Stretch,
     Tensor,
@@ -306,14 +306,14 @@ def _tensor(
         raise damaged(path, f"the storage of {shown} is missing, or has another size", 0)
     sizes, strides = found.sizes, found.strides
     offset = place.offset + found.offset * item_bytes
-    piece = Piece(path, offset, (0,) * len(sizes), sizes, strides)
+    box = StoredBox(path, offset, (0,) * len(sizes), sizes, strides)
     if found.kind == PAIRED:
-        if not dense(piece) or not sizes:
+        if not dense(box) or not sizes:
             raise Unusable(f"{path}: {shown} has pairs of elements that do not follow each other")
-        piece = unpaired(piece)
-        sizes = piece.sizes
-    tensor = Tensor(shown, found.kind, sizes, (piece,), None)
-    whole = dense(piece) and tensor.bytes == place.size
+        box = unpaired(box)
+        sizes = box.sizes
+    tensor = Tensor(shown, found.kind, sizes, (box,), None)
+    whole = dense(box) and tensor.bytes == place.size
     return tensor._replace(checksum=f"crc32:{place.crc:08x}") if whole and has_crcs else tensor
 
 

@@ -95,16 +95,16 @@ class StoredFiles:
         if stretches is not None:
             places = tuple(self._stretch(name, s.path, s.offset, s.bytes) for s in stretches)
             return Stored(dtype, size, stride, places)
-        if len(tensor.pieces) != 1:
+        if len(tensor.boxes) != 1:
             raise ValueError(
-                f"{name} is cut into {len(tensor.pieces)} parts that are not whole rows: convert "
+                f"{name} is cut into {len(tensor.boxes)} parts that are not whole rows: convert "
                 "the checkpoint with `tensorferry checkpoint convert`"
             )
-        (piece,) = tensor.pieces
-        last = sum((n - 1) * step for n, step in zip(piece.sizes, piece.strides))
+        (box,) = tensor.boxes
+        last = sum((n - 1) * step for n, step in zip(box.sizes, box.strides))
         nbytes = (last + 1) * dtype.itemsize
-        place = self._stretch(name, piece.path, piece.offset, nbytes)
-        return Stored(dtype, size, tuple(piece.strides), (place,))
+        place = self._stretch(name, box.path, box.offset, nbytes)
+        return Stored(dtype, size, tuple(box.strides), (place,))
 
     def _stretch(self, name: str, path: str, offset: int, nbytes: int) -> Stretch:
         file = self._files[path]

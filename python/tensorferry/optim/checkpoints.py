@@ -37,7 +37,7 @@ def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) ->
         packed["params"] = [numbers[param] for param in group["params"]]
         groups.append(packed)
     with store.all_on_drive(sub_groups), _whole_states(sub_groups, store) as whole:
-        parts = _parts(sub_groups, whole)
+        parts = _stored_states(sub_groups, whole)
         states = {
             n: _mapped_states(param, sub_groups, parts, store) for param, n in numbers.items()
         }
@@ -47,7 +47,7 @@ def pack(param_groups: list[Group], sub_groups: SubGroups, store: StateStore) ->
     }
 
 
-class _Part(NamedTuple):
+class _StoredState(NamedTuple):
     """Where the drive has a state of a shard."""
 
     shard: Shard
@@ -56,7 +56,7 @@ class _Part(NamedTuple):
     place: tuple[str, int, int]  # (key, offset, bytes)
 
 
-Parts = dict[Tensor, dict[str, list[_Part]]]  # of each parameter and state
+StoredStates = dict[Tensor, dict[str, list[_StoredState]]]  # of each parameter and state
 
 
 # The keys on the drive of states that records have in another form.
@@ -106,23 +106,25 @@ def _names(field: StateField) -> tuple[str, ...]:
     return {LOW: ("master",), PACKED: NAMES}.get(field.name, (field.name,))
 
 
-def _parts(sub_groups: SubGroups, whole: Whole) -> Parts:
-    parts: Parts = collections.defaultdict(lambda: collections.defaultdict(list))
+def _stored_states(sub_groups: SubGroups, whole: Whole) -> StoredStates:
+    parts: StoredStates = collections.defaultdict(lambda: collections.defaultdict(list))
     for group in sub_groups:
         for field in group.fields:
             shard = field.shard
             for name in _names(field):
-                part = _Part(
+                part = _StoredState(
                     shard, field.shape, field.dtype, (group.key, field.offset, field.nbytes)
                 )
                 if (key := whole.get((shard, name))) is not None:
-                    part = _Part(shard, shard.shape, torch.float32, (key, 0, 4 * shard.numel))
+                    part = _StoredState(
+                        shard, shard.shape, torch.float32, (key, 0, 4 * shard.numel)
+                    )
                 parts[shard.param][name].append(part)
     return parts
 
 
 def _mapped_states(
-    param: Tensor, sub_groups: SubGroups, parts: Parts, store: StateStore
+    param: Tensor, sub_groups: SubGroups, parts: StoredStates, store: StateStore
 ) -> dict[str, Any]:
     shards = sub_groups.shards[param]
     if not shards:

@@ -19,7 +19,7 @@ from .errors import (
 )
 from .frameworks import ARENA_BYTES, NumpyArrays, TorchTensors
 from .read_ahead import ReadAhead
-from .slices import SafeSlice, part_of, whole_of
+from .slices import SafeSlice, selection_of, whole_of
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._core import Operation
     from .._progress import Progress
     from .frameworks import Framework
-    from .slices import Part
+    from .slices import Selection
 
     Verify: TypeAlias = bool | Literal["if_present"]
 
@@ -49,7 +49,7 @@ else:
 
     Info = namedtuple("Info", "name dtype shape file offset bytes")
 
-# Several parts are read so many bytes at a time, all of them at once.
+# Several selections are read so many bytes at a time, all of them at once.
 _WINDOW_BYTES = 64 << 20
 
 
@@ -101,9 +101,9 @@ class OpenFile:
         reads = [(info.name, memory) for info, memory in zip(infos, memories) if info.bytes]
         return memories, self._start(reads)
 
-    def _memories(self, wanted: Sequence[Info | Part], shared_bytes_min: int = 0) -> list[Any]:
-        """Returns memory for each of these tensors or parts. They share an arena, without gaps for
-        what lies between them in the file; those of fewer bytes than this do not share it."""
+    def _memories(self, wanted: Sequence[Info | Selection], shared_bytes_min: int = 0) -> list[Any]:
+        """Returns memory for each of these tensors or selections. They share an arena, without gaps
+        for what lies between them in the file; those of fewer bytes than this do not share it."""
         positions, end = [], 0
         for one in wanted:
             if one.bytes >= shared_bytes_min:
@@ -132,7 +132,7 @@ class OpenFile:
 
     def tensor(self, info: Info) -> Any:
         """Reads one tensor."""
-        return self.part(whole_of(info, self._shape(info), self._make.finished))
+        return self.read_selection(whole_of(info, self._shape(info), self._make.finished))
 
     def tensors(
         self, names: Iterable[str] | None, report: Callable[[int, int], object] | None
@@ -145,24 +145,29 @@ class OpenFile:
             infos = [
                 Info(*self._rows[name]) for name in sorted(wanted, key=self._order.__getitem__)
             ]
-        parts = [whole_of(info, self._shape(info), self._make.finished) for info in infos]
-        return {info.name: tensor for info, tensor in zip(infos, self.parts(parts, report))}
+        selections = [whole_of(info, self._shape(info), self._make.finished) for info in infos]
+        return {
+            info.name: tensor
+            for info, tensor in zip(infos, self.read_selections(selections, report))
+        }
 
-    def part(self, part: Part) -> Any:
-        """Reads a part of a tensor."""
-        if part.ranges is not None:
-            return self.parts([part], None)[0]
-        dtype = self._make.dtype(part.info.dtype)
-        return part.finish(self._make.tensor(self._whole(part.info), dtype, part.shape))
+    def read_selection(self, selection: Selection) -> Any:
+        """Reads what is selected of a tensor."""
+        if selection.ranges is not None:
+            return self.read_selections([selection], None)[0]
+        dtype = self._make.dtype(selection.info.dtype)
+        return selection.finish(
+            self._make.tensor(self._whole(selection.info), dtype, selection.shape)
+        )
 
-    def parts(
-        self, parts: Sequence[Part], report: Callable[[int, int], object] | None
+    def read_selections(
+        self, selections: Sequence[Selection], report: Callable[[int, int], object] | None
     ) -> list[Any]:
-        """Reads these parts of tensors in one go. While the drive reads, memory for later ones is
-        made, and tensors of earlier ones."""
-        dtypes = iter([self._make.dtype(part.info.dtype) for part in parts])
-        total = sum(part.bytes for part in parts)
-        under_way: list[tuple[Sequence[Part], list[Any], Operation]] = []
+        """Reads these selections of tensors in one go. While the drive reads, memory for later ones
+        is made, and tensors of earlier ones."""
+        dtypes = iter([self._make.dtype(selection.info.dtype) for selection in selections])
+        total = sum(selection.bytes for selection in selections)
+        under_way: list[tuple[Sequence[Selection], list[Any], Operation]] = []
         found: list[Any] = []
         done = 0
 
@@ -171,21 +176,23 @@ class OpenFile:
                 report(done + done_of_window, total)
 
         try:
-            for window in _windows(parts):
+            for window in _windows(selections):
                 memories = self._memories(window)
                 reads = [
-                    part.read_into(memory) for part, memory in zip(window, memories) if part.bytes
+                    selection.read_into(memory)
+                    for selection, memory in zip(window, memories)
+                    if selection.bytes
                 ]
                 under_way.append((window, memories, self._start(reads)))
             for window, memories, operation in under_way:
-                length = sum(part.bytes for part in window)
+                length = sum(selection.bytes for selection in window)
                 with damage_is_a_safetensor_error():
                     wait_for(operation, length, tell if report is not None else None)
                 done += length
-                for index, part in enumerate(window):
-                    tensor = self._make.tensor(memories[index], next(dtypes), part.shape)
+                for index, selection in enumerate(window):
+                    tensor = self._make.tensor(memories[index], next(dtypes), selection.shape)
                     memories[index] = None
-                    found.append(part.finish(tensor))
+                    found.append(selection.finish(tensor))
         except BaseException:
             for _, _, operation in under_way:
                 end(operation)
@@ -199,12 +206,13 @@ class OpenFile:
         report: Callable[[int, int], object] | None,
     ) -> dict[str, Any]:
         """Reads an index of each of these tensors, in one go and in the order of the file."""
-        parts = [
-            part_of(self, self.info(name), index, torch_indexes) for name, index in indexes.items()
+        selections = [
+            selection_of(self, self.info(name), index, torch_indexes)
+            for name, index in indexes.items()
         ]
-        parts.sort(key=lambda part: self._order[part.info.name])
-        found = self.parts(parts, report)
-        return {part.info.name: tensor for part, tensor in zip(parts, found)}
+        selections.sort(key=lambda selection: self._order[selection.info.name])
+        found = self.read_selections(selections, report)
+        return {selection.info.name: tensor for selection, tensor in zip(selections, found)}
 
     def finished(self, tensor: Any) -> Any:
         return self._make.finished(tensor)
@@ -220,16 +228,16 @@ class OpenFile:
         return [*info.shape[:-1], info.shape[-1] // 2]
 
 
-def _windows(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
-    """Yields runs of parts, each of so many bytes or little more."""
+def _windows(selections: Sequence[Selection]) -> Iterator[Sequence[Selection]]:
+    """Yields runs of selections, each of so many bytes or little more."""
     first, length = 0, 0
-    for index, part in enumerate(parts):
-        length += part.bytes
+    for index, selection in enumerate(selections):
+        length += selection.bytes
         if length >= _WINDOW_BYTES:
-            yield parts[first : index + 1]
+            yield selections[first : index + 1]
             first, length = index + 1, 0
-    if first < len(parts):
-        yield parts[first:]
+    if first < len(selections):
+        yield selections[first:]
 
 
 def _no_checksums(path: str, unchecked: list[str], tensors: int) -> str:

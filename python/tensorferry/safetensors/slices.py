@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .indexing import Range
     from .opened import Info, OpenFile
 
-    class _Part(NamedTuple):
+    class _Selection(NamedTuple):
         info: Info
         ranges: list[Range] | None  # of its dimensions, which are read; None: all
         shape: list[int]  # of what is read
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 else:
     from collections import namedtuple
 
-    _Part = namedtuple("_Part", "info ranges shape offset bytes finish")
+    _Selection = namedtuple("_Selection", "info ranges shape offset bytes finish")
 
 # Runs of fewer bytes cost more than the bytes between them.
 _RUN_BYTES_MIN = 512
 
 
-class Part(_Part):
-    """A part of a tensor that an index asks for."""
+class Selection(_Selection):
+    """What an index asks for of a tensor."""
 
     __slots__ = ()
 
@@ -44,9 +44,9 @@ class Part(_Part):
         return self.info.name, memory, self.ranges
 
 
-def whole_of(info: Info, shape: list[int], finish: Callable[[Any], Any]) -> Part:
+def whole_of(info: Info, shape: list[int], finish: Callable[[Any], Any]) -> Selection:
     """Returns all of a tensor, which gets this shape."""
-    return Part(info, None, shape, info.offset, info.bytes, finish)
+    return Selection(info, None, shape, info.offset, info.bytes, finish)
 
 
 class SafeSlice:
@@ -66,10 +66,12 @@ class SafeSlice:
         return self._info.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        return self._file.part(part_of(self._file, self._info, index, self._torch_indexes))
+        return self._file.read_selection(
+            selection_of(self._file, self._info, index, self._torch_indexes)
+        )
 
 
-def part_of(file: OpenFile, info: Info, index: Any, torch_indexes: bool) -> Part:
+def selection_of(file: OpenFile, info: Info, index: Any, torch_indexes: bool) -> Selection:
     """Returns what to read for an index of a tensor. Raises what torch or safetensors raises."""
     shape = info.shape
     if not torch_indexes:
@@ -96,7 +98,7 @@ def part_of(file: OpenFile, info: Info, index: Any, torch_indexes: bool) -> Part
     length = math.prod(sizes) * BITS[info.dtype] // 8
     row_bytes = math.prod(shape[1:]) * BITS[info.dtype] // 8
     first = wider[0][0] if length else 0
-    return Part(info, wider, sizes, info.offset + first * row_bytes, length, finish)
+    return Selection(info, wider, sizes, info.offset + first * row_bytes, length, finish)
 
 
 def _cut(
