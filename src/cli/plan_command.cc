@@ -394,24 +394,24 @@ void add_job(CLI::App& app, PlanArguments& options) {
   using bench::Precision;
   bench::Task& task = options.task;
   CLI::Option* parameters =
-      add_number(app, "--parameters", options.parameters, "how many the model has");
+      add_number(app, "--parameters", options.parameters, "number of parameters of the model");
   app.add_option("--model", options.model, "config.json of a model of transformers")
       ->type_name("FILE")
       ->excludes(parameters);
   add_count(app, "--layers", options.layers, 0, 100'000,
-            "of the model, with --parameters; 0: what is usual");
+            "layers of a model that --parameters describes; 0: the usual number");
   add_word<Precision>(
       app, "--dtype",
       {{"bf16", Precision::bf16}, {"fp16", Precision::fp16}, {"fp32", Precision::fp32}},
-      [&task](Precision value) { task.precision = value; }, "of the weights")
+      [&task](Precision value) { task.precision = value; }, "format of the weights")
       ->default_str("bf16");
   add_word<OptimizerKind>(
       app, "--optimizer",
       {{"adamw", OptimizerKind::adamw}, {"adam", OptimizerKind::adam}, {"sgd", OptimizerKind::sgd}},
-      [&task](OptimizerKind value) { task.optimizer = value; }, "what trains it")
+      [&task](OptimizerKind value) { task.optimizer = value; }, "optimizer that trains the model")
       ->default_str("adamw");
   add_number(app, "--tokens-per-step", options.tokens_per_step,
-             "of all ranks together; by default one of each");
+             "tokens of all ranks together; by default each rank has one");
   add_count(app, "--accumulation", options.accumulation, 0, 1'000'000,
             "passes for each step; 0: as many as activations need");
   add_word<bench::Activations>(
@@ -420,11 +420,11 @@ void add_job(CLI::App& app, PlanArguments& options) {
        {"recomputed", bench::Activations::recomputed},
        {"drive", bench::Activations::drive}},
       [&task](bench::Activations value) { task.activations = value; },
-      "what becomes of them until the backward pass")
+      "where activations stay until the backward pass")
       ->default_str("kept");
   add_number(app, "--activation-bytes", task.activation_bytes,
              "for each token, of all layers; by default what those of transformers take");
-  app.add_flag("--inference", options.inference, "run it instead of training it");
+  app.add_flag("--inference", options.inference, "plan a model that runs, not one that trains");
   add_count(app, "--batch", options.batch, 1, 1'000'000, "sequences of inference at once");
 }
 
@@ -435,9 +435,9 @@ void add_machine(CLI::App& app, PlanArguments& options) {
             "ranks on a node; 0: all on one");
   add_count(app, "--drives", options.drives, 0, 1024, "drives in each node");
   add_number(app, "--drive-read", machine.drive.read, "bytes per second that each drive reads");
-  add_number(app, "--drive-write", machine.drive.write, "and writes");
+  add_number(app, "--drive-write", machine.drive.write, "bytes per second that each drive writes");
   add_number(app, "--drive-both", machine.drive.both,
-             "and moves while it does both; by default as one after the other");
+             "bytes per second of both at once; by default as one after the other");
   add_number(app, "--drive-size", machine.drive_bytes, "bytes that are free on each drive");
   add_number(app, "--endurance", machine.endurance_bytes,
              "bytes that may be written to each drive in its life (TBW)");
@@ -453,7 +453,7 @@ void add_machine(CLI::App& app, PlanArguments& options) {
            }
            options.memory = *bytes;
          },
-         "of each node; by default that of this machine")
+         "memory of each node; by default that of this machine")
       ->type_name("SIZE");
   app.add_option_function<std::string>(
          "--gpu-memory",
@@ -464,7 +464,7 @@ void add_machine(CLI::App& app, PlanArguments& options) {
            }
            options.gpu_memory = *bytes;
          },
-         "of each GPU; by default there are none")
+         "memory of each GPU; by default a rank has no GPU")
       ->type_name("SIZE");
   add_number(app, "--flops", machine.flops,
              "floating-point operations per second that each rank reaches");
@@ -478,10 +478,11 @@ void add_machine(CLI::App& app, PlanArguments& options) {
 
 void add_settings(CLI::App& app, PlanArguments& options) {
   bench::Wishes& wishes = options.wishes;
-  add_wish(app, "--buffer-bytes", wishes.buffer_bytes, "of the optimizer; by default 64M", 1);
+  add_wish(app, "--buffer-bytes", wishes.buffer_bytes,
+           "bytes of each buffer of the optimizer; by default 64M", 1);
   app.add_option_function<unsigned>(
          "--buffer-count", [&wishes](unsigned count) { wishes.buffer_count = count; },
-         "of the optimizer; by default 4")
+         "number of buffers of the optimizer; by default 4")
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N");
   add_wish(app, "--max-cpu-bytes", wishes.cpu_state_bytes, "states that stay in memory");
@@ -489,18 +490,18 @@ void add_settings(CLI::App& app, PlanArguments& options) {
   add_wish(app, "--weight-bytes", wishes.weight_bytes, "memory for weights on the drive");
   add_word<bool>(
       app, "--moments", {{"fp32", false}, {"int8", true}},
-      [&wishes](bool value) { wishes.moments_in_8_bits = value; }, "of Adam")
+      [&wishes](bool value) { wishes.moments_in_8_bits = value; }, "format of the moments of Adam")
       ->default_str("fp32");
   add_word<bool>(
       app, "--gradients", {{"memory", false}, {"drive", true}},
       [&wishes](bool value) { wishes.offload_gradients = value; },
-      "where they are; by default as it suits");
+      "where gradients are; by default where it is faster");
   add_word<bool>(
       app, "--weights", {{"memory", false}, {"drive", true}},
       [&wishes](bool value) { wishes.offload_weights = value; },
-      "where they are; by default as it suits");
+      "where weights are; by default where it is faster");
   app.add_flag("--separate", options.separate,
-               "two numbers for weights and states, not one MemoryBudget");
+               "give weights and states a limit each, not one MemoryBudget");
 }
 
 }  // namespace
@@ -519,7 +520,7 @@ Command add_plan(CLI::App& program) {
   app->add_option("--write-config", options->config,
                   "write a DeepSpeed configuration that tensorferry.initialize() takes")
       ->type_name("FILE");
-  app->add_option("--json", options->json, "write the plan")->type_name("FILE");
+  app->add_option("--json", options->json, "write the plan to this file")->type_name("FILE");
   app->final_callback([options] { check_together(*options); });
   return {app, [options] { return run_plan(*options); }};
 }
