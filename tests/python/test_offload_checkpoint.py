@@ -25,6 +25,7 @@ from models_in_files import (
     save,
 )
 from offload_models import MODELS, WIDTH, Tied, make, nothing_is_in_use, same, weight_bytes
+from tensorferry._memory.watched_file import WatchedFile
 from torch import nn
 
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
@@ -67,6 +68,28 @@ def test_memory_is_limited_and_the_next_weights_are_read_ahead(tmp_path):
         stats = weights.stats()
         assert stats["buffer_bytes"] <= weight_bytes(expected) // 3 + 4096
         assert stats["overflows"] == 0 and stats["hits"] > stats["misses"]
+
+
+def test_all_memory_is_within_a_large_limit(tmp_path):
+    """Also the slots: these tensors begin where no drive can put them in place."""
+    build = lambda: nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(20)])  # noqa: E731
+    path = tmp_path / "model.safetensors"
+    safetensors_torch.save_file(plain_state(build()), path, {"odd": "x" * 13})
+    model, limit = on_meta(build), 256 << 20
+    x = torch.ones(1, 2048)
+    before = own_memory()
+    with tensorferry.offload.checkpoint(model, path, limit) as weights, torch.no_grad():
+        for _ in range(3):
+            model(x)
+        assert 3 / 4 * limit < weights.stats()["buffer_bytes"] < limit
+        assert own_memory() - before <= limit
+
+
+def own_memory():
+    """Bytes of memory that the process has, but for the pages of files."""
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    return sum(int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
 
 
 def test_the_next_weights_are_read_while_a_module_computes(tmp_path):
@@ -122,6 +145,21 @@ def test_tensors_may_begin_anywhere_in_the_file(tmp_path, alignment):
         check(model, expected, torch.ones(1, WIDTH))
         with weights.gather():
             assert all(param.data_ptr() % 64 == 0 for param in model.parameters())
+
+
+@pytest.mark.parametrize("length", [3, 11, 40, 500])
+def test_whole_pages_of_the_file_are_read(tmp_path, length, monkeypatch):
+    """Wherever tensors begin in it, if the drive fills such memory in place, as NVMe drives do."""
+    monkeypatch.setattr(WatchedFile, "memory_alignment", 4)
+    expected = linears()
+    path = tmp_path / "model.safetensors"
+    state = plain_state(expected) | {"last": torch.zeros(8192, dtype=torch.uint8)}
+    safetensors_torch.save_file(state, path, {"odd": "x" * length})
+    model = on_meta(linears)
+    with run(model, path, rename=lambda name: None if name == "last" else name) as weights:
+        check(model, expected)
+        read = weights.stats()["read_bytes"]
+    assert read >= weight_bytes(expected) and read % 4096 == 0
 
 
 # ---- formats -------------------------------------------------------------------------------------

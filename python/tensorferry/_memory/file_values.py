@@ -96,19 +96,23 @@ class FileValues:
         self._converts = (dtype, stride) != (stored.dtype, stored.stride) or stored.make is not None
         nbytes = self.size.numel() * dtype.itemsize
         first = stored.stretches[0] if len(stored.stretches) == 1 else None
-        lead = 0 if first is None else first.offset % PAGE
+        phase = 0 if first is None else first.offset % PAGE
         self.lead = 0
         if self._converts:
             # The bytes of the file lie at the end, so that their conversion begins before them.
-            lead = lead if lead % stored.dtype.itemsize == 0 else 0
+            phase = phase if phase % stored.dtype.itemsize == 0 else 0
             self.slot_bytes = page_up(max(nbytes, stored.nbytes)) + 2 * PAGE
-            self._bytes_at = self.slot_bytes - page_up(lead + stored.nbytes) + lead
+            self._bytes_at = self.slot_bytes - page_up(phase + stored.nbytes) + phase
+            self._in_place = first is not None and phase == first.offset % PAGE
         else:
-            # Where memory is to begin as the file does, the drive fills it in place.
-            self.lead = self._bytes_at = lead = lead if lead % _ALIGNMENT == 0 else 0
-            self.slot_bytes = page_up(lead + nbytes)
-        # Whole pages around the values, so that direct reads need no edges.
-        self._in_place = first is not None and lead == first.offset % PAGE
+            # Where the pages of the file around the values may lie so that the values begin well,
+            # the drive fills memory in place: everywhere on NVMe drives.
+            before = -phase % _ALIGNMENT
+            self._in_place = first is not None and before % first.file.memory_alignment == 0
+            self.lead = self._bytes_at = before + phase if self._in_place else 0
+            pages = before + page_up(phase + nbytes) if self._in_place else nbytes
+            self.slot_bytes = page_up(pages)
+        # `_in_place`: whole pages of the file are read, so that direct reads need no edges.
 
     # --- parts ---
 

@@ -54,6 +54,11 @@ class WatchedFile:
         return self._stamp.size
 
     @property
+    def memory_alignment(self) -> int:
+        """Of memory that its drive fills in place."""
+        return self.file.memory_alignment
+
+    @property
     def descriptor(self) -> int:
         return self._descriptor
 

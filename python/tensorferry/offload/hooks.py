@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -41,7 +41,8 @@ class Call(NamedTuple):
     """A call of a module that has not ended yet."""
 
     module: torch.nn.Module
-    at_end: contextlib.ExitStack  # leaves the units of the call
+    units: Collection[Unit]  # in memory until the call ends
+    at_end: contextlib.ExitStack  # leaves the units
     frame: FrameType  # torch's, which lasts as long as the call
 
 
@@ -51,22 +52,37 @@ class Calls(threading.local):
     def __init__(self) -> None:
         self._stack: list[Call] = []
 
-    def begin(self, module: torch.nn.Module, frame: FrameType) -> contextlib.ExitStack:
-        """Notes a call that lasts as long as `frame`. Returns the stack that its end closes."""
+    def begin(
+        self, module: torch.nn.Module, units: Collection[Unit], frame: FrameType
+    ) -> contextlib.ExitStack:
+        """Notes a call that lasts as long as `frame` and holds these units as long. Returns the
+        stack that its end closes."""
         self.end_interrupted()
         at_end = contextlib.ExitStack()
-        self._stack.append(Call(module, at_end, frame))
+        self._stack.append(Call(module, units, at_end, frame))
         return at_end
 
     def end(self, module: torch.nn.Module) -> None:
         """Ends the innermost call if it is one of `module`. If not, a hook before ours has failed
         and ours has begun no call."""
-        if self._stack and self._stack[-1].module is module:
+        if self.end_with(module):
             self._stack.pop().at_end.close()
+
+    def end_with(self, module: torch.nn.Module) -> bool:
+        """Returns whether the innermost call is one of the module."""
+        return bool(self._stack) and self._stack[-1].module is module
 
     def has(self, module: torch.nn.Module) -> bool:
         """Returns whether the thread is in a call of the module."""
         return any(call.module is module for call in self._stack)
+
+    def hold_for(self, module: torch.nn.Module, units: Collection[Unit]) -> bool:
+        """Returns whether the innermost call, of another module, holds all of these units."""
+        self.end_interrupted()
+        if not self._stack or self.end_with(module):
+            return False
+        held = self._stack[-1].units
+        return all(unit in held for unit in units)
 
     def end_interrupted(self) -> None:
         """Ends the calls that Ctrl-C has interrupted: torch calls our hook after an exception, but
@@ -126,15 +142,19 @@ class ModuleHooks(OnDrive):
 
     @not_compiled_alone
     def before_forward(self, *_: object) -> None:
-        if torch.compiler.is_compiling() and self._is_inside_unit():
+        if torch.compiler.is_compiling():
+            if self._is_inside_unit():
+                return
+        elif self._adds_nothing():
             return
         self._begin()
 
     @not_compiled_alone
     def after_forward(self, _module: torch.nn.Module, _inputs: object, output: Any) -> Any:
-        if torch.compiler.is_compiling() and not self._is_open:
-            return None
-        return self._end(output)
+        is_open = (
+            self._is_open if torch.compiler.is_compiling() else self._calls.end_with(self._module)
+        )
+        return self._end(output) if is_open else None
 
     def _is_inside_unit(self) -> bool:
         """Returns whether a module around this one holds its weights in memory."""
@@ -142,17 +162,27 @@ class ModuleHooks(OnDrive):
             return False
         return all(unit.shown for unit in self._units)
 
+    def _adds_nothing(self) -> bool:
+        """Returns whether a call of a module around this one does all that a call of this one has
+        to do: small modules are called so often that the rest of _begin() would show."""
+        if self._begins_pass or torch.is_grad_enabled():
+            return False
+        if torch.is_autocast_enabled(self._residency.device.type):
+            return False
+        return self._calls.hold_for(self._module, self._units)
+
     @outside_graphs
     def _begin(self) -> None:
         # Ours is the last to run: hooks of users may look at the weights.
         self._module._forward_hooks.move_to_end(self._after_forward.id)
-        at_end = self._calls.begin(self._module, _frame_of_call())
+        whole = self._asks_for_parts is None or not self._asks_for_parts()
+        units = self._units if whole else ()
+        at_end = self._calls.begin(self._module, units, _frame_of_call())
         self._is_open = True
         # Activation checkpointing calls modules again, in the backward pass.
         if self._begins_pass and torch._C._current_graph_task_id() == -1:
             self._residency.begin_pass()
-        if self._asks_for_parts is None or not self._asks_for_parts():
-            self._residency.use(self._units, at_end)
+        self._residency.use(units, at_end)
         device_type = self._residency.device.type
         if torch.is_grad_enabled():
             save_weights(self._residency, at_end)
@@ -181,12 +211,13 @@ class ModuleHooks(OnDrive):
                 "load_state_dict(assign=True) is not supported for weights on NVMe: use "
                 "assign=False"
             )
-        at_end = self._calls.begin(self._module, _frame_of_load())
+        loaded = self._loaded(state_dict, prefix)
+        units = self._units if loaded else ()
+        at_end = self._calls.begin(self._module, units, _frame_of_load())
         try:
-            loaded = self._loaded(state_dict, prefix)
             for stored in loaded:
                 stored.values.check_writable()
-            self._residency.use(self._units if loaded else (), at_end, replacing=True)
+            self._residency.use(units, at_end, replacing=True)
         except BaseException:
             self._calls.end(self._module)
             raise

@@ -295,7 +295,7 @@ class InPlace:
                 sizes.append(size)
         # One of them is in use, beside it an expert, wherever they lie, and the next one is read.
         least = max(sizes, default=0) + 2 * max(experts, default=0)
-        limit = min(sum(sizes) + sum(experts), max(max_bytes, least))
+        limit = min(sum(sizes) + sum(experts), max(max_bytes - self._files.own_bytes, least))
         on_cpu = self._device.type == "cpu"
         buffers = self._files.take_buffers(page_up(limit) if on_cpu else PAGE)
         return Residency(WeightMemory(buffers, None if on_cpu else GpuPool(self._device, limit)))
@@ -323,7 +323,7 @@ def run_in_place(
         is_plain = stored.is_floating_point and stored.itemsize > 1
         return dtype if dtype is not None and is_plain else stored
 
-    files = StoredFiles(path, handle_options)
+    files = StoredFiles(path, handle_options, max_bytes if device.type == "cpu" else 0)
     try:
         sources = sources_by_name(files, rename)
         in_place = InPlace(model, files, sources, device, dtype_of)
