@@ -11,7 +11,7 @@ import sys
 import time
 
 import gpt
-import tensorferry
+import tensorferry.offload
 import torch
 from train_larger_than_memory import parse_size
 

@@ -11,7 +11,8 @@ import sys
 import time
 
 import gpt
-import tensorferry
+import tensorferry.offload
+import tensorferry.optim
 import torch
 
 

@@ -35,6 +35,8 @@ class Tensorferry:
     """States on NVMe, with default settings; weights too if asked."""
 
     def __init__(self, folder: str) -> None:
+        import tensorferry.offload  # noqa: F401  # before the first tensor, as programs do
+
         self.folder = folder
         self.kind: tuple[str, bool] | None = None
         self.optimizer: Any = None

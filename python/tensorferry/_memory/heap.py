@@ -33,6 +33,15 @@ def map_large_blocks() -> None:
         mallopt(trim_threshold, 8 << 20)
 
 
+def ask_for_huge_pages() -> None:
+    """Makes torch use huge pages for its large tensors, unless the user has decided. torch looks
+    when it makes its first tensor: later calls change nothing.
+
+    A block that glibc maps by itself gets new pages, which the kernel clears. With pages of 4 KiB
+    that took a seventh of an iteration with weights on NVMe."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def note_freed(nbytes: int) -> None:
     """Counts the bytes of freed tensors. From time to time the pages of all holes go back to the
     system, which takes about a millisecond."""

@@ -9,6 +9,9 @@ True
 >>> weights.close()
 
 Training needs an optimizer of tensorferry.optim, which steps weights on the drive.
+
+Import this module before you make the first tensor: then torch uses huge pages for large ones, and
+training is faster (THP_MEM_ALLOC_ENABLE=0 in the environment: never).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 
 from .._memory.budget import MemoryBudget
 from .._memory.buffers import NvmePath, open_space
-from .._memory.heap import map_large_blocks
+from .._memory.heap import ask_for_huge_pages, map_large_blocks
 from .._memory.layout import page_up
 from .activation_hooks import OffloadedActivations
 from .activation_store import ActivationStore
@@ -39,6 +42,8 @@ __all__ = [
     "checkpoint",
     "parameters",
 ]
+
+ask_for_huge_pages()
 
 
 def parameters(
