@@ -72,7 +72,10 @@ def test_memory_is_limited_and_the_next_weights_are_read_ahead(tmp_path):
 
 def test_all_memory_is_within_a_large_limit(tmp_path):
     """Also the slots: these tensors begin where no drive can put them in place."""
-    build = lambda: nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(20)])  # noqa: E731
+
+    def build():
+        return nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(20)])
+
     path = tmp_path / "model.safetensors"
     safetensors_torch.save_file(plain_state(build()), path, {"odd": "x" * 13})
     model, limit = on_meta(build), 256 << 20
