@@ -180,6 +180,7 @@ class Accelerate(Model):
         model = self.kind.from_pretrained(self.folder)
         self.files = self.folder.parent / "accelerate"
         accelerate.disk_offload(model, self.files, execution_device="cpu")
+        uncache(self.files)  # nothing of it is written while others are measured
         return model
 
     def forward(self, tokens: int, repeat: int, cold: bool = False) -> dict[str, float]:
