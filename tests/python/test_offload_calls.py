@@ -1,5 +1,7 @@
 """Calls of modules inside modules whose weights are in memory."""
 
+from typing import NamedTuple
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -46,6 +48,40 @@ def test_modules_inside_a_unit_that_call_each_other_and_themselves(tmp_path):
                     model[2].stop = False
                     same(model[2].linear(x), other[2].linear(x))
                     assert nothing_is_in_use(weights)
+
+
+class Pair(NamedTuple):
+    result: torch.Tensor
+    weight: torch.Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = Nested().linear
+        self.weight = Weight()
+
+    def forward(self, x):
+        self.kept = self.weight()
+        return Pair(self.linear(x) @ self.kept, self.kept)
+
+
+class Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.values = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+    def forward(self):
+        return self.values
+
+
+def test_a_weight_that_a_module_inside_a_unit_returns_keeps_its_values(tmp_path):
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        model = nn.Sequential(Returns())
+        with offloaded(model, tmp_path, units=(Returns,)), mode():
+            pair = model(torch.ones(1, WIDTH))
+            same(pair.weight, torch.ones(WIDTH, WIDTH))
+            same(model[0].kept, torch.ones(WIDTH, WIDTH))
 
 
 def test_gradients_that_are_switched_on_inside_a_unit(tmp_path):

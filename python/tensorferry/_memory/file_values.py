@@ -103,16 +103,16 @@ class FileValues:
             phase = phase if phase % stored.dtype.itemsize == 0 else 0
             self.slot_bytes = page_up(max(nbytes, stored.nbytes)) + 2 * PAGE
             self._bytes_at = self.slot_bytes - page_up(phase + stored.nbytes) + phase
-            self._in_place = first is not None and phase == first.offset % PAGE
+            self.is_in_place = first is not None and phase == first.offset % PAGE
         else:
             # Where the pages of the file around the values may lie so that the values begin well,
             # the drive fills memory in place: everywhere on NVMe drives.
             before = -phase % _ALIGNMENT
-            self._in_place = first is not None and before % first.file.memory_alignment == 0
-            self.lead = self._bytes_at = before + phase if self._in_place else 0
-            pages = before + page_up(phase + nbytes) if self._in_place else nbytes
+            self.is_in_place = first is not None and before % first.file.memory_alignment == 0
+            self.lead = self._bytes_at = before + phase if self.is_in_place else 0
+            pages = before + page_up(phase + nbytes) if self.is_in_place else nbytes
             self.slot_bytes = page_up(pages)
-        # `_in_place`: whole pages of the file are read, so that direct reads need no edges.
+        # `is_in_place`: whole pages of the file are read to where the drive can put them.
 
     # --- parts ---
 
@@ -181,7 +181,7 @@ class FileValues:
     def _parts(self) -> Iterator[tuple[int, WatchedFile, int, int]]:
         at = self._bytes_at
         for file, offset, nbytes in self._stored.stretches:
-            if self._in_place:
+            if self.is_in_place:
                 before = offset % PAGE
                 after = min(page_up(offset + nbytes), file.size) - offset - nbytes
                 yield at - before, file, offset - before, before + nbytes + after

@@ -151,10 +151,11 @@ class ModuleHooks(OnDrive):
 
     @not_compiled_alone
     def after_forward(self, _module: torch.nn.Module, _inputs: object, output: Any) -> Any:
-        is_open = (
-            self._is_open if torch.compiler.is_compiling() else self._calls.end_with(self._module)
-        )
-        return self._end(output) if is_open else None
+        if torch.compiler.is_compiling():
+            return self._end(output) if self._is_open else None
+        if self._calls.end_with(self._module):
+            return self._end(output)
+        return _without_parameters(output)
 
     def _is_inside_unit(self) -> bool:
         """Returns whether a module around this one holds its weights in memory."""
@@ -162,6 +163,7 @@ class ModuleHooks(OnDrive):
             return False
         return all(unit.shown for unit in self._units)
 
+    @not_compiled_alone
     def _adds_nothing(self) -> bool:
         """Returns whether a call of a module around this one does all that a call of this one has
         to do: small modules are called so often that the rest of _begin() would show."""

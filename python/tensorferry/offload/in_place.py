@@ -295,7 +295,10 @@ class InPlace:
                 sizes.append(size)
         # One of them is in use, beside it an expert, wherever they lie, and the next one is read.
         least = max(sizes, default=0) + 2 * max(experts, default=0)
-        limit = min(sum(sizes) + sum(experts), max(max_bytes - self._files.own_bytes, least))
+        total = sum(sizes) + sum(experts)
+        if total > max_bytes and not all(one.is_in_place for one in values.values()):
+            max_bytes -= self._files.own_bytes
+        limit = min(total, max(max_bytes, least))
         on_cpu = self._device.type == "cpu"
         buffers = self._files.take_buffers(page_up(limit) if on_cpu else PAGE)
         return Residency(WeightMemory(buffers, None if on_cpu else GpuPool(self._device, limit)))

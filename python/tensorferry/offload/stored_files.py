@@ -21,8 +21,8 @@ from ..inspection.tensors import Checkpoint, Tensor, Unusable
 CheckpointPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one or several
 
 _ATTEMPTS = 3
-# Of a limit of at least so many bytes, a share is for what reading takes besides the weights: slots
-# for bytes that the drive cannot put in place, and lists. A smaller limit is for weights alone.
+# Of a limit of at least so many bytes, a share is for the slots of bytes that the drive cannot put
+# in place, and for lists. A smaller limit is for weights alone.
 _SHARED_FROM = 256 << 20
 _OWN_SHARE = 1 / 6
 _OWN_BYTES = 72 << 20  # at most
@@ -34,7 +34,7 @@ class StoredFiles:
     def __init__(
         self, path: CheckpointPath, handle_options: dict[str, Any], max_bytes: int = 0
     ) -> None:
-        """`max_bytes` of memory of the CPU are for weights, and for `own_bytes` of these files."""
+        """`max_bytes` of memory of the CPU are for weights, and `own_bytes` of them for slots."""
         given = [path] if isinstance(path, (str, os.PathLike)) else path
         self.paths = [os.fspath(item) for item in given]
         if not self.paths:
