@@ -26,7 +26,7 @@ from models_in_files import (
 )
 from offload_models import MODELS, WIDTH, Tied, make, nothing_is_in_use, same, weight_bytes
 from tensorferry._memory.watched_file import WatchedFile
-from tensorferry.offload import stored_files
+from tensorferry.offload import in_place
 from torch import nn
 
 EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
@@ -91,7 +91,7 @@ def test_all_memory_is_within_a_large_limit(tmp_path):
 
 def test_weights_that_fit_are_read_once(tmp_path, monkeypatch):
     """The slots take nothing from their memory."""
-    monkeypatch.setattr(stored_files, "_SHARED_FROM", 1)
+    monkeypatch.setattr(in_place, "_SHARED_FROM", 1)
     expected, model = linears(), on_meta(linears)
     path = save(expected, tmp_path / "model.safetensors")
     with run(model, path, share=1) as weights:

@@ -29,6 +29,11 @@ _log = logging.getLogger("tensorferry")
 Rename = Mapping[str, str] | Callable[[str], "str | None"]
 _SHOWN = 12  # names in an error
 _ROUNDING = 4 * PAGE  # what a part of a weight may take besides its bytes
+# Of a limit of at least so many bytes, a share is for the slots of bytes that the drive cannot put
+# in place, and for lists. A smaller limit is for weights alone.
+_SHARED_FROM = 256 << 20
+_SLOTS_SHARE = 1 / 6
+_SLOTS_BYTES = 72 << 20  # at most
 
 
 class Source(NamedTuple):
@@ -296,10 +301,11 @@ class InPlace:
         # One of them is in use, beside it an expert, wherever they lie, and the next one is read.
         least = max(sizes, default=0) + 2 * max(experts, default=0)
         total = sum(sizes) + sum(experts)
-        if total > max_bytes and not all(one.is_in_place for one in values.values()):
-            max_bytes -= self._files.own_bytes
-        limit = min(total, max(max_bytes, least))
         on_cpu = self._device.type == "cpu"
+        has_slots = on_cpu and not all(one.is_in_place for one in values.values())
+        if has_slots and total > max_bytes >= _SHARED_FROM:
+            max_bytes -= min(int(max_bytes * _SLOTS_SHARE), _SLOTS_BYTES)
+        limit = min(total, max(max_bytes, least))
         buffers = self._files.take_buffers(page_up(limit) if on_cpu else PAGE)
         return Residency(WeightMemory(buffers, None if on_cpu else GpuPool(self._device, limit)))
 
@@ -326,7 +332,7 @@ def run_in_place(
         is_plain = stored.is_floating_point and stored.itemsize > 1
         return dtype if dtype is not None and is_plain else stored
 
-    files = StoredFiles(path, handle_options, max_bytes if device.type == "cpu" else 0)
+    files = StoredFiles(path, handle_options)
     try:
         sources = sources_by_name(files, rename)
         in_place = InPlace(model, files, sources, device, dtype_of)

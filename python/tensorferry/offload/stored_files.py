@@ -21,29 +21,18 @@ from ..inspection.tensors import Checkpoint, Tensor, Unusable
 CheckpointPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one or several
 
 _ATTEMPTS = 3
-# Of a limit of at least so many bytes, a share is for the slots of bytes that the drive cannot put
-# in place, and for lists. A smaller limit is for weights alone.
-_SHARED_FROM = 256 << 20
-_OWN_SHARE = 1 / 6
-_OWN_BYTES = 72 << 20  # at most
 
 
 class StoredFiles:
     """The files of a checkpoint, open, and what reads them. Nothing is written."""
 
-    def __init__(
-        self, path: CheckpointPath, handle_options: dict[str, Any], max_bytes: int = 0
-    ) -> None:
-        """`max_bytes` of memory of the CPU are for weights, and `own_bytes` of them for slots."""
+    def __init__(self, path: CheckpointPath, handle_options: dict[str, Any]) -> None:
         given = [path] if isinstance(path, (str, os.PathLike)) else path
         self.paths = [os.fspath(item) for item in given]
         if not self.paths:
             raise ValueError("path is an empty list: give a folder, an index or files")
         self._files: dict[str, WatchedFile] = {}
         self.tensors = self._open()
-        self.own_bytes = 0
-        if max_bytes >= _SHARED_FROM:
-            self.own_bytes = min(int(max_bytes * _OWN_SHARE), _OWN_BYTES)
         self._handle = Handle(**handle_options)
         self.buffers: PinnedPool | None = None
 

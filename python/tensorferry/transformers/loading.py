@@ -63,13 +63,13 @@ class Loading:
                 f"{type(model).__name__} is quantized: such models cannot run from their files "
                 "yet; load it with transformers itself"
             )
-        device, max_bytes = place_of(model, *self._place)
-        files = StoredFiles(checkpoint_files, {}, max_bytes if device.type == "cpu" else 0)
+        files = StoredFiles(checkpoint_files, {})
         try:
             sources = converted_sources(files, model, config.weight_mapping or [])
             missing = set(model.state_dict()) - sources.keys()
             model.tie_weights(missing_keys=missing, recompute_mapping=False)
             dtypes = _dtypes(model, config.dtype_plan or {})
+            device, max_bytes = place_of(model, *self._place)
             in_place = InPlace(model, files, sources, device, lambda name, _: dtypes[name])
             in_place.match(missing_is_error=True, extra_is_error=False)
             units = _layers_of(model) if self._units is None else tuple(self._units)
