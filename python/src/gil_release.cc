@@ -1,5 +1,6 @@
 #include "gil_release.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -28,17 +29,24 @@ bool finalizing() noexcept {
   return ask != nullptr && ask() != 0;
 }
 
+// Stops a thread that wants the GIL back for ever.
+[[noreturn]] void park() noexcept {
+  --returning;
+  for (;;) ::pause();
+}
+
 }  // namespace
 
 bool on_main_thread() noexcept { return ::getpid() == ::gettid(); }
 
 GilRelease::~GilRelease() {
   ++returning;
-  if (finalizing() && !on_main_thread()) {
-    --returning;
-    for (;;) ::pause();
+  if (finalizing() && !on_main_thread()) park();
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (const abi::__forced_unwind&) {  // it finalizes since then, and Python ends the thread
+    park();
   }
-  PyEval_RestoreThread(state_);
   --returning;
 }
 

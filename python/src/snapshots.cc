@@ -8,6 +8,7 @@
 
 #include "bindings.h"
 #include "closable.h"
+#include "gil_release.h"
 
 namespace tensorferry::python {
 
@@ -52,7 +53,7 @@ bool trim(nb::handle path, const std::vector<std::tuple<std::uint64_t, std::uint
   const std::string file = to_path(path);
   std::vector<SwapSnapshot::Extent> extents;
   for (const auto& [offset, bytes] : kept) extents.push_back({0, offset, bytes});
-  const nb::gil_scoped_release released;
+  const GilRelease released;
   return trim_snapshot_file(file, extents, names);
 }
 
