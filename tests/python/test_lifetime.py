@@ -248,6 +248,34 @@ operations = [handle.read(buffer, sys.argv[1]) for buffer in buffers]
         )
 
 
+def test_a_thread_that_takes_the_gil_back_while_the_interpreter_ends():
+    """It began to wait for it before, and Python ends such threads: not in the middle of ours."""
+    check_python(
+        """
+        import atexit, builtins, ctypes, sys, threading, time
+        hold = ctypes.PyDLL(None).usleep  # keeps the GIL
+        atexit.register(hold, 300_000)  # runs after what tensorferry registers
+        from tensorferry import _core
+
+        memory = bytearray(64 << 20)
+
+        def busy():
+            while True:
+                _core.crc32(memory)
+
+        class Late:
+            def __del__(self, sleep=time.sleep):
+                sleep(0.2)  # lets go of the GIL
+
+        builtins.late = Late()
+        sys.setswitchinterval(10)
+        threading.Thread(target=busy, daemon=True).start()
+        time.sleep(0.05)
+        """,
+        timeout=60,
+    )
+
+
 def test_fork_with_io_in_flight(big):
     """The child uses a handle of its own, the parent goes on."""
     check_python(
