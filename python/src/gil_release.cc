@@ -29,7 +29,7 @@ bool finalizing() noexcept {
   return ask != nullptr && ask() != 0;
 }
 
-// Stops a thread that wants the GIL back for ever.
+// Stops, for ever, a thread that wants the GIL back.
 [[noreturn]] void park() noexcept {
   --returning;
   for (;;) ::pause();
